@@ -1,6 +1,6 @@
 """Checkpoints: asynchronous, exact and verified.
 
-`orbax` writes them to a local directory, `checkpoint_objects` to an object store. This file adds a manifest with the
+`orbax_steps` writes them to a local directory, `object_steps` to an object store. This file adds a manifest with the
 shape, type and fingerprint of every tensor, verifies it when a step is read, falls back with a warning to the newest
 intact step, and gives errors their classes. See docs/reference/checkpoints.md.
 """
@@ -18,12 +18,11 @@ from typing import Any
 
 import jax
 
+from t5x_like import checkpoints, slots
 from t5x_like.checkpoints import manifest as checkpoint_manifest
 from t5x_like.checkpoints.fingerprint import examine, fingerprints
 from t5x_like.checkpoints.manifest import Damaged, flatten
-from t5x_like.checkpoints.object_steps import ObjectSteps
-from t5x_like.checkpoints.orbax_steps import LocalSteps
-from t5x_like.checkpoints.quiet_orbax import quiet_abandoned_tasks
+from t5x_like.checkpoints.orbax_steps import LocalSteps, quiet_abandoned_tasks
 from t5x_like.checkpoints.reading import disk_errno, together
 from t5x_like.errors import (
   DamageError,
@@ -71,8 +70,8 @@ class Checkpoints:
   """The checkpoints of one run, one directory per step.
 
   Args:
-    directory: of the steps; created by the first `save`. Local (`checkpoint_orbax`), or any address that
-      fsspec knows, such as `gs://…` (`checkpoint_objects`).
+    directory: of the steps; created by the first `save`. Local (`orbax_steps`), or any address that fsspec
+      knows, such as `gs://…` (`object_steps`).
     every: the interval of saving.
     keep_last: how many of the newest multiples of `every` to keep, besides the newest step, and the one before it where
       that is no multiple; None keeps all.
@@ -93,7 +92,7 @@ class Checkpoints:
       if value is not None and value < 1:
         raise UserError(f"checkpoint.{name} is {value}; expected at least 1, or None")
     self._timeout = save_timeout_seconds
-    made = ObjectSteps if is_remote(directory) else LocalSteps
+    made = slots.module("object_steps", checkpoints).ObjectSteps if is_remote(directory) else LocalSteps
     self._store = made(str(place(directory)), _Kept(every, keep_last, keep_every), save_timeout_seconds)
     self._directory, self._damaged, self._used = os.fspath(directory), [], False
 

@@ -3,20 +3,22 @@
 import concurrent.futures
 import contextlib
 import functools
+import logging
 import os
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging as absl_logging
 from etils import epath
 from jax.experimental import multihost_utils
 
 from t5x_like.checkpoints.copies import Copies
-from t5x_like.checkpoints.manifest import nest
-from t5x_like.checkpoints.quiet_orbax import quiet_orbax
-from t5x_like.checkpoints.reading import read_tensors
+from t5x_like.checkpoints.manifest import Damaged, flatten, nest
+from t5x_like.errors import one_line
 from t5x_like.files import local
 from t5x_like.files.local import synced
 from t5x_like.parallel import distributed
@@ -187,3 +189,55 @@ class LocalSteps:
       self._manager = _Manager(self._directory, options=options)
       self._pool = concurrent.futures.ThreadPoolExecutor(1, "save")
     return self._manager
+
+
+def read_tensors(path: epath.Path, wanted: dict[str, Any], *, partial: bool) -> dict[str, jax.Array]:
+  """Reads the tensors through orbax's handler, which has no barriers, so a failing process blocks no other.
+
+  Args:
+    partial: whether the checkpoint has other tensors too.
+  Raises:
+    Damaged: the description of the tensors is of another form.
+  """
+  if not wanted:
+    return {}
+  restore_args = {
+    name: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape, dtype=x.dtype, strict=True)
+    for name, x in wanted.items()
+  }
+  handler = ocp.PyTreeCheckpointHandler()
+  try:
+    args = ocp.args.PyTreeRestore(item=nest(wanted), restore_args=nest(restore_args), partial_restore=partial)
+    tree = handler.restore(path, args=args)
+  except (AttributeError, IndexError, RecursionError) as error:  # orbax believes the JSON beside its tensors
+    raise Damaged(f"a tensor cannot be read: {one_line(error)[:300]}") from error
+  finally:
+    handler.close()
+  tensors = flatten(tree)
+  return {name: tensors[name] for name in wanted}
+
+
+@functools.cache
+def quiet_orbax() -> None:
+  """Drops orbax's log lines, and what its event loop prints after a failed save; acts once per process."""
+  orbax = f"{os.sep}orbax{os.sep}"
+  absl_logging.get_absl_logger().addFilter(lambda record: orbax not in record.pathname)
+  # Coroutines of a save that failed may be collected before the failure is noticed.
+  logging.getLogger("asyncio").addFilter(lambda record: orbax not in record.getMessage())
+  show = sys.unraisablehook
+
+  def unraisablehook(raised):
+    # Late writes of a failed save call back into a closed event loop, and tensorstore prints each of them. Of the reads
+    # of a damaged step, all that fail after the first are collected unseen.
+    late = raised.exc_type is RuntimeError and str(raised.exc_value) == "Event loop is closed"
+    unseen = orbax in getattr(getattr(raised.object, "cr_code", None), "co_filename", "")
+    if not (late or unseen):
+      show(raised)
+
+  sys.unraisablehook = unraisablehook
+
+
+def quiet_abandoned_tasks() -> None:
+  """Drops asyncio's reports of a failed save's unfinished coroutines."""
+  for name in ("asyncio", "concurrent.futures"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)

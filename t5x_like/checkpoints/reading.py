@@ -7,11 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
-from etils import epath
 from jax.experimental import multihost_utils
 
-from t5x_like.checkpoints.manifest import Damaged, flatten, nest
+from t5x_like.checkpoints.manifest import Damaged
 from t5x_like.errors import DamageError, TransientError, UserError, is_out_of_memory, one_line, retried
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
@@ -72,32 +70,6 @@ def _verdict(error: Exception | None) -> str:
   if type(error) is Exception:  # orbax's, around another
     error = error.__cause__ or error
   return "damaged" if isinstance(error, (Damaged, *_DAMAGE)) else "failed"
-
-
-def read_tensors(path: epath.Path, wanted: dict[str, Any], *, partial: bool) -> dict[str, jax.Array]:
-  """Reads the tensors through orbax's handler, which has no barriers, so a failing process blocks no other.
-
-  Args:
-    partial: whether the checkpoint has other tensors too.
-  Raises:
-    Damaged: the description of the tensors is of another form.
-  """
-  if not wanted:
-    return {}
-  restore_args = {
-    name: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape, dtype=x.dtype, strict=True)
-    for name, x in wanted.items()
-  }
-  handler = ocp.PyTreeCheckpointHandler()
-  try:
-    args = ocp.args.PyTreeRestore(item=nest(wanted), restore_args=nest(restore_args), partial_restore=partial)
-    tree = handler.restore(path, args=args)
-  except (AttributeError, IndexError, RecursionError) as error:  # orbax believes the JSON beside its tensors
-    raise Damaged(f"a tensor cannot be read: {one_line(error)[:300]}") from error
-  finally:
-    handler.close()
-  tensors = flatten(tree)
-  return {name: tensors[name] for name in wanted}
 
 
 def disk_errno(error: BaseException | None) -> int | None:

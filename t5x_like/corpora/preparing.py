@@ -10,8 +10,10 @@ from t5x_like.corpora.engines import Engine
 from t5x_like.corpora.job import Job
 from t5x_like.errors import UserError
 from t5x_like.files import locks
-from t5x_like.files.locks import Lease, Lock
-from t5x_like.files.places import Remote, place
+from t5x_like.files.leases import Lease
+from t5x_like.files.locks import Lock
+from t5x_like.files.places import place
+from t5x_like.files.remote import Remote
 
 
 def prepare(jobs: Sequence[Job], engine: Engine) -> list[dict[str, int]]:

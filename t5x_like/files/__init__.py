@@ -8,9 +8,12 @@
   local          a path: whole files, written aside, flushed and renamed
   clients        TensorStore for gs://, s3:// and http(s)://, fsspec for every other scheme
   remote         an address: ranges in parallel, retries, listings, conditional writes
-  places         a path or an address by its spelling; directories to write to; the local copy of a remote workdir
+  places         a path or an address by its spelling; directories to write to
+  mirror         local copies of directories at an address
   globs          patterns of paths and addresses
   ranges         ranges of many files of a store, read at once
-  locks          locks of the operating system, and leases where there are none
+  remote_ranges  the same at an address
+  locks          locks of the operating system
+  leases         leases, where there are none
   outputs        files that commands write for the user
 """

@@ -4,23 +4,19 @@ import functools
 import os
 import pathlib
 import re
-import shutil
-import tempfile
 import uuid
 from collections.abc import Sequence
+from typing import Union
 
+from t5x_like import slots
 from t5x_like.errors import UserError, one_line
-from t5x_like.files import file_names
 from t5x_like.files.local import Local
-from t5x_like.files.remote import Remote
 
-Place = Local | Remote
+Place = Union[Local, "Remote"]  # noqa: F821, UP007 (`remote.Remote`, found by name when an address is opened)
 
 _ON_DISK = ("file", "local")  # fsspec's schemes for local paths
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/[^/].*|/?)")
 _PROJECT = pathlib.Path(__file__).resolve().parents[2]
-_READ = ("config.json", "environment.json", "history.jsonl", "metrics.jsonl")  # what a resumed run goes on from
-_copies: list[tempfile.TemporaryDirectory] = []  # removed when the program ends
 
 
 def is_remote(path) -> bool:
@@ -33,28 +29,13 @@ def place(path: str | os.PathLike) -> Place:
   """Return the file or directory at a path or address; `file:///path` is the path."""
   path = os.fspath(path)
   if is_remote(path):
-    return Remote(path)
+    return _remote()(path)
   return Local(path.partition("://")[2] if "://" in path else path)
 
 
 @functools.cache
-def fetched(path: str) -> Local:
-  """Return a local directory with the files of a directory: itself or, of an address, a copy that the program keeps.
-
-  Raises:
-    UserError: there is no file at the address.
-  """
-  there = place(path)
-  if isinstance(there, Local):
-    return there
-  names = [name for name in there.sizes() if file_names.is_name(name)]
-  if not names:
-    raise UserError(f"{path}: found no file there, expected a directory; check the address")
-  _copies.append(tempfile.TemporaryDirectory(prefix="t5x_like-"))
-  for name in names:
-    with (there / name).open("rb") as remote, open(f"{_copies[-1].name}/{name}", "wb") as copy:
-      shutil.copyfileobj(remote, copy, 2**23)
-  return Local(_copies[-1].name)
+def _remote() -> type:
+  return slots.module("remote", "t5x_like.files").Remote
 
 
 def directory(text, flag: str = "--workdir") -> str:
@@ -127,36 +108,3 @@ def _why(where: str, error: OSError) -> str:
   if os.path.isfile(where):
     return "found a file, expected a directory; move it away"
   return f"{error.strerror or one_line(error)}; make it a directory of yours"
-
-
-class Mirror:
-  """A local directory that stands for a run's workdir at an address, so that its small files can be appended to.
-
-  Only the first process of a job may use it.
-
-  Attributes:
-    local: the directory, removed when the program ends.
-  """
-
-  def __init__(self, url: str):
-    self._there, self._directory = place(url), tempfile.TemporaryDirectory(prefix="t5x_like-")
-    self.local, self._pushed = pathlib.Path(self._directory.name), {}
-
-  def pull(self) -> None:
-    """Fetch what a run goes on from."""
-    for name in _READ:
-      data = (self._there / name).read()
-      if data is not None:
-        (self.local / name).write_bytes(data)
-    self._pushed = self._found()
-
-  def push(self) -> None:
-    """Upload the files that have changed."""
-    for name, version in self._found().items():
-      if self._pushed.get(name) != version:
-        (self._there / name).write_bytes((self.local / name).read_bytes())
-        self._pushed[name] = version
-
-  def _found(self) -> dict[str, tuple[int, int]]:
-    files = [path for path in self.local.rglob("*") if path.is_file() and path.suffix != ".tmp"]
-    return {path.relative_to(self.local).as_posix(): (path.stat().st_mtime_ns, path.stat().st_size) for path in files}

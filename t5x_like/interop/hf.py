@@ -23,7 +23,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import checked_json
 from t5x_like.files.file_names import shown
-from t5x_like.files.places import fetched
+from t5x_like.files.mirror import fetched
 from t5x_like.interop import families
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.files import INDEX, WEIGHTS, Files, read_text

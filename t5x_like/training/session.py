@@ -10,8 +10,9 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
+from t5x_like import files, slots
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.files.places import Mirror, check_writable, is_remote
+from t5x_like.files.places import check_writable, is_remote
 from t5x_like.parallel import distributed
 from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
 from t5x_like.runtime import process
@@ -77,7 +78,7 @@ class Session:
     self.address, self.identity, self.saved, self._noted = address, identity, 0, False
     self._config, self._primary = config, process.first()
     self._writer: MetricsWriter | None = None
-    self._mirror = Mirror(address) if is_remote(address) else None
+    self._mirror = slots.module("mirror", files).Mirror(address) if is_remote(address) else None
     self.workdir = self._mirror.local if self._mirror else pathlib.Path(address)
     with contextlib.ExitStack() as stack:
       if self._primary:

@@ -8,7 +8,7 @@ from t5x_like import config as config_lib
 from t5x_like import data, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names, locks
-from t5x_like.files.locks import Lease, Lock
+from t5x_like.files.locks import Lock
 from t5x_like.files.places import place
 from t5x_like.training import history
 
@@ -155,7 +155,7 @@ def _replace(workdir, name: str, text: str) -> None:
     raise UserError(f"{workdir}/{name}: cannot be written: {why}; free space, or use another --workdir") from error
 
 
-def hold(workdir) -> Lock | Lease:
+def hold(workdir) -> "Lock | leases.Lease":  # noqa: F821
   """Keep other runs out of a workdir until the returned lock is closed; a lease where there are no locks.
 
   Raises:

@@ -78,7 +78,7 @@ def test_a_run_begins_with_the_weights_of_another_and_a_head_of_its_own(pretrain
   ],
 )
 def test_what_cannot_be_started_from_is_refused(override, words, pretrained, tmp_path):
-  from t5x_like.vocabularies import ByteVocabulary
+  from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
   ByteVocabulary(7).save(tmp_path / "other")
   overrides = [*fine_tuning("classification", tmp_path), f"init={json.dumps({'workdir': str(pretrained)})}"]

@@ -7,7 +7,7 @@ from tests.runs import REPO
 
 _ABANDONED = """
 import asyncio, sys
-from t5x_like.checkpoints.quiet_orbax import quiet_orbax
+from t5x_like.checkpoints.orbax_steps import quiet_orbax
 quiet_orbax()
 text = "async def read(future):\\n  try:\\n    await future\\n  finally:\\n    raise ValueError('unseen')"
 for file in ("/x/orbax/y.py", "/x/other/y.py"):

@@ -15,7 +15,7 @@ from object_server import Server, environment
 from t5x_like.corpora import building
 from t5x_like.data import loader, task
 from t5x_like.files import locks, remote
-from t5x_like.files.locks import Lease
+from t5x_like.files.leases import Lease
 from t5x_like.files.places import place
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data

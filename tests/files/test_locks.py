@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from t5x_like.files import locks
+from t5x_like.files import leases, locks
 from t5x_like.files.locks import Held
 from t5x_like.files.places import place
 
@@ -19,11 +19,11 @@ GONE = 2**22 + 1  # more than any process number of Linux
 SECONDS = 1.2
 
 
-def lease_on(directory, seconds: float) -> locks.Lease:
-  return locks.Lease(place(directory), "lease", "is training in it ({})", seconds)
+def lease_on(directory, seconds: float) -> leases.Lease:
+  return leases.Lease(place(directory), "lease", "is training in it ({})", seconds)
 
 
-def forged(directory, **content) -> locks.Lease:
+def forged(directory, **content) -> leases.Lease:
   """A lease with another holder's content, as a process elsewhere would write it; not yet entered."""
   lease = lease_on(directory, SECONDS)
   lease.content |= content
@@ -32,7 +32,7 @@ def forged(directory, **content) -> locks.Lease:
 
 def at(**changes) -> list[str]:
   keys = ("host", "boot", "processes", "time")
-  return [changes.get(key, value) for key, value in zip(keys, locks._place(), strict=True)]
+  return [changes.get(key, value) for key, value in zip(keys, leases._place(), strict=True)]
 
 
 ELSEWHERE = [
@@ -119,5 +119,5 @@ def test_a_lease_stands_in_where_there_are_no_locks(tmp_path, monkeypatch):
       locks.hold(place(tmp_path), "lock", doing, "lease")
   monkeypatch.setattr(fcntl, "flock", flock)
   with contextlib.closing(locks.hold(place(tmp_path), "lock", doing, "lease")) as held:
-    assert isinstance(held, locks.Lease) and (tmp_path / "lease").exists()
+    assert isinstance(held, leases.Lease) and (tmp_path / "lease").exists()
   assert not (tmp_path / "lease").exists()

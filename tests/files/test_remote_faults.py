@@ -8,7 +8,7 @@ import pytest
 from stores import many_documents, write
 from t5x_like import evaluate, predict, train
 from t5x_like.errors import UserError
-from t5x_like.files import clients, locks, remote
+from t5x_like.files import clients, leases, remote
 from tests import object_server
 from tools import prepare_data
 
@@ -151,7 +151,7 @@ def test_a_lease_in_a_bucket_that_is_gone(workdir, server, monkeypatch):
   """The bucket is named, although it was found a moment ago."""
   monkeypatch.setattr(remote, "_LOOK_SECONDS", 60)
   directory = remote.Remote(workdir[0])
-  with locks.Lease(directory, "lease", "is here: {}") as lease:
+  with leases.Lease(directory, "lease", "is here: {}") as lease:
     assert (directory / "no_such_file").read() is None
     server.fault = lambda operation, name: "no bucket"
     with pytest.raises(UserError, match=GONE):

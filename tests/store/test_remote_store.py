@@ -11,7 +11,7 @@ from object_server import Server, environment
 from stores import many_documents, write
 from t5x_like.data import loader, task
 from t5x_like.errors import DamageError, TransientError, UserError
-from t5x_like.files import ranges, remote
+from t5x_like.files import remote, remote_ranges
 from t5x_like.store.tokens import TokenStore
 
 
@@ -41,8 +41,8 @@ def address(request, server):
 
 @pytest.fixture(params=["cached", "larger than the cache"])
 def cache(request, monkeypatch):
-  monkeypatch.setattr(ranges, "_budget", ranges._Budget(10**9 if request.param == "cached" else 0))
-  monkeypatch.setattr(ranges, "_BLOCK", 20_000)
+  monkeypatch.setattr(remote_ranges, "_budget", remote_ranges._Budget(10**9 if request.param == "cached" else 0))
+  monkeypatch.setattr(remote_ranges, "_BLOCK", 20_000)
   return request.param == "cached"
 
 
@@ -86,7 +86,7 @@ def test_a_lost_file_is_named(server, tmp_path):
 
 
 def test_a_cached_store_is_fetched_once_whoever_asks(server, address, monkeypatch):
-  monkeypatch.setattr(ranges, "_BLOCK", 1_000)
+  monkeypatch.setattr(remote_ranges, "_BLOCK", 1_000)
   server.delay = 0.005
   store = TokenStore.open(address, verify="size")
   starts = [np.random.default_rng(seed).integers(0, store.num_tokens - 300, 100) for seed in range(16)]
@@ -102,8 +102,8 @@ def test_a_cached_store_is_fetched_once_whoever_asks(server, address, monkeypatc
 
 def test_the_cache_is_of_all_stores_and_given_back(server, monkeypatch):
   size = TokenStore.open(server.root / "train")._shards.num_bytes
-  budget = ranges._Budget(size)
-  monkeypatch.setattr(ranges, "_budget", budget)
+  budget = remote_ranges._Budget(size)
+  monkeypatch.setattr(remote_ranges, "_budget", budget)
   first, second = (TokenStore.open(f"{server.url}/train", verify="size") for _ in range(2))
   first.windows([0], 10), second.windows([0], 10)
   assert first._files._blocks and not second._files._blocks and not budget.take(1)
@@ -112,7 +112,7 @@ def test_the_cache_is_of_all_stores_and_given_back(server, monkeypatch):
 
 
 def test_windows_of_a_large_store_are_read_as_they_are_and_at_once(server, monkeypatch):
-  monkeypatch.setattr(ranges, "_budget", ranges._Budget(0))
+  monkeypatch.setattr(remote_ranges, "_budget", remote_ranges._Budget(0))
   store = TokenStore.open(f"{server.url}/train", verify="size")
   server.requests.clear()
   server.delay, begin = 0.2, time.monotonic()
@@ -153,7 +153,7 @@ def test_a_read_that_hangs_is_asked_for_again(server, cache, monkeypatch):
 
 def test_one_that_is_gone_is_one_line(server, address, cache, monkeypatch):
   store = TokenStore.open(address, verify="size")
-  monkeypatch.setattr(ranges, "PATIENCE_SECONDS", 0.5)
+  monkeypatch.setattr(remote_ranges, "PATIENCE_SECONDS", 0.5)
   server.unavailable = 1.0
   for read in (lambda: store.windows([0], 100), lambda: TokenStore.open(address)):
     with pytest.raises(TransientError, match="no answer; check the network") as error:

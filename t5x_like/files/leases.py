@@ -1,0 +1,171 @@
+"""Leases: a directory belongs to one process at a time, where the file system has no locks, as at an address."""
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+
+from t5x_like.errors import TransientError, UserError
+from t5x_like.files.locks import Held
+from t5x_like.files.places import Place
+
+SECONDS = 60.0  # after which the lease of a dead process is taken over
+_BEATS = 6  # signs of life during the time after which a silent lease may be taken
+_log = logging.getLogger("t5x_like.files.leases")
+
+
+class Lease:
+  """A file that reserves a directory for one process; a context manager.
+
+  A process that meets a lease watches it: if it changes, its holder is alive. Clocks are not compared. A lease whose
+  holder is known to be dead is taken at once. Only a process under the same boot of the same kernel, in the same PID
+  namespace, can know: two containers may share a host name, and each has a process 1.
+
+  Args:
+    directory: the directory.
+    name: the name of the lease file.
+    doing: the other process's activity, for messages, with a placeholder for the process.
+    seconds: how long a lease must stay unchanged before it may be taken.
+
+  Raises:
+    Held: on entering, if another process holds the lease.
+  """
+
+  def __init__(self, directory: Place, name: str, doing: str, seconds: float | None = None):
+    self._directory, self._file, self._doing = str(directory), directory / name, doing
+    self._seconds = SECONDS if seconds is None else seconds
+    self.content = {"holder": uuid.uuid4().hex, "host": socket.gethostname(), "process": os.getpid()}
+    self.content |= {"place": _place(), "started": _started(os.getpid())}
+    self._ended, self._beats, self._thread = threading.Event(), 0, None
+    self._alive = time.monotonic()
+
+  def __enter__(self) -> "Lease":
+    while not self._file.create(self._data()):
+      self._take()
+    self._alive = time.monotonic()
+    self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+    self._thread.start()
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.abandon()
+    try:
+      if self._is_mine(self._file.read()):
+        self._file.unlink(missing_ok=True)
+    except (OSError, UserError, TransientError) as error:  # it must not hide how the run ended
+      _log.warning("the lease is left to run out: %s", error)
+
+  def close(self) -> None:
+    self.__exit__()
+
+  def abandon(self) -> None:
+    """Stop giving signs of life, but leave the lease file."""
+    self._ended.set()
+    if self._thread is not None:
+      self._thread.join()
+
+  def check(self) -> None:
+    """Check that this process still holds the lease. Call it before writing anything another run must not see.
+
+    Raises:
+      TransientError: another process took the lease after this one gave no sign of life for too long, or the file is
+        gone.
+      UserError: the directory may no longer be read, or its bucket does not exist.
+    """
+    found = self._file.read()
+    if found is None:
+      self._file.parent.sizes(self._file.name)  # raises the error of a bucket that is gone
+      raise TransientError(
+        f"{self._file}: is gone, removed by another process or by hand, and so this directory is "
+        "no longer held; this process stops; run the same command again"
+      )
+    if not self._is_mine(found):
+      raise TransientError(f"{self._directory}: another process has taken it over; this one stops")
+
+  def _take(self) -> None:
+    """Delete the existing lease if its holder is dead; raise `Held` if it is alive."""
+    seen = self._file.read()
+    deadline = time.monotonic() + self._seconds
+    while seen is not None and not _dead(seen) and time.monotonic() < deadline:
+      time.sleep(self._seconds / _BEATS)
+      now = self._file.read()
+      if now is not None and now != seen:
+        raise Held(f"{self._directory}: another process {self._doing.format(_told(now))}")
+      seen = now
+    if seen is not None and self._file.read() == seen:
+      self._file.unlink(missing_ok=True)
+
+  def _beat(self) -> None:
+    while not self._ended.wait(self._seconds / _BEATS):
+      try:
+        if not self._is_mine(self._file.read()):
+          return  # `check` will say so
+        self._beats += 1
+        self._file.write_bytes(self._data())
+      except (OSError, UserError, TransientError):
+        continue  # the store is down or locked, perhaps for others too; `check` will say so
+
+  def _data(self) -> bytes:
+    return json.dumps(self.content | {"beats": self._beats}).encode()
+
+  def _is_mine(self, data: bytes | None) -> bool:
+    return data is not None and _parsed(data).get("holder") == self.content["holder"]
+
+
+def _parsed(data: bytes) -> dict:
+  try:
+    found = json.loads(data)
+  except ValueError:
+    found = {}
+  return found if isinstance(found, dict) else {}
+
+
+def _told(data: bytes) -> str:
+  found = _parsed(data)
+  return f"process {found.get('process')} on {found.get('host')}"
+
+
+def _dead(data: bytes) -> bool:
+  """Return whether the holder is known to be dead: it would be visible from this process, and is not."""
+  found, here = _parsed(data), _place()
+  process, started = found.get("process"), found.get("started")
+  if here is None or found.get("place") != here or type(process) is not int or not 0 < process < 2**31:
+    return False
+  try:
+    os.kill(process, 0)
+  except ProcessLookupError:
+    return True
+  except OSError:
+    pass  # a process of another user
+  now = _started(process)
+  return None not in (now, started) and now != started  # its number was reused by another process
+
+
+def _place() -> list[str] | None:
+  """Return the scope in which a process number is valid: the host, its boot, and its PID and time namespaces.
+
+  None if the system does not tell.
+  """
+  try:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+      boot = file.read().strip()
+    place = [socket.gethostname(), boot, os.readlink("/proc/self/ns/pid")]
+  except (OSError, ValueError):
+    return None
+  try:
+    place.append(os.readlink("/proc/self/ns/time"))
+  except OSError:
+    place.append("")  # kernels before 5.6 have no time namespaces
+  return place if boot else None
+
+
+def _started(process: int) -> int | None:
+  """Return the start time of a process, in ticks since boot; None if the system does not tell."""
+  try:
+    with open(f"/proc/{process}/stat", "rb") as file:
+      return int(file.read().rpartition(b")")[2].split()[19])
+  except (OSError, ValueError, IndexError):
+    return None

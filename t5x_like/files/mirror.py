@@ -1,0 +1,67 @@
+"""Local copies of directories at an address."""
+
+import functools
+import pathlib
+import shutil
+import tempfile
+
+from t5x_like.errors import UserError
+from t5x_like.files import file_names
+from t5x_like.files.local import Local
+from t5x_like.files.places import place
+
+_READ = ("config.json", "environment.json", "history.jsonl", "metrics.jsonl")  # what a resumed run goes on from
+_copies: list[tempfile.TemporaryDirectory] = []  # removed when the program ends
+
+
+@functools.cache
+def fetched(path: str) -> Local:
+  """Return a local directory with the files of a directory: itself or, of an address, a copy that the program keeps.
+
+  Raises:
+    UserError: there is no file at the address.
+  """
+  there = place(path)
+  if isinstance(there, Local):
+    return there
+  names = [name for name in there.sizes() if file_names.is_name(name)]
+  if not names:
+    raise UserError(f"{path}: found no file there, expected a directory; check the address")
+  _copies.append(tempfile.TemporaryDirectory(prefix="t5x_like-"))
+  for name in names:
+    with (there / name).open("rb") as remote, open(f"{_copies[-1].name}/{name}", "wb") as copy:
+      shutil.copyfileobj(remote, copy, 2**23)
+  return Local(_copies[-1].name)
+
+
+class Mirror:
+  """A local directory that stands for a run's workdir at an address, so that its small files can be appended to.
+
+  Only the first process of a job may use it.
+
+  Attributes:
+    local: the directory, removed when the program ends.
+  """
+
+  def __init__(self, url: str):
+    self._there, self._directory = place(url), tempfile.TemporaryDirectory(prefix="t5x_like-")
+    self.local, self._pushed = pathlib.Path(self._directory.name), {}
+
+  def pull(self) -> None:
+    """Fetch what a run goes on from."""
+    for name in _READ:
+      data = (self._there / name).read()
+      if data is not None:
+        (self.local / name).write_bytes(data)
+    self._pushed = self._found()
+
+  def push(self) -> None:
+    """Upload the files that have changed."""
+    for name, version in self._found().items():
+      if self._pushed.get(name) != version:
+        (self._there / name).write_bytes((self.local / name).read_bytes())
+        self._pushed[name] = version
+
+  def _found(self) -> dict[str, tuple[int, int]]:
+    files = [path for path in self.local.rglob("*") if path.is_file() and path.suffix != ".tmp"]
+    return {path.relative_to(self.local).as_posix(): (path.stat().st_mtime_ns, path.stat().st_size) for path in files}

@@ -1,0 +1,115 @@
+"""Ranges of many files of a directory at an address, read in parallel.
+
+A store that fits the process's cache is read in blocks that stay cached: once warm, it is effectively in
+memory. Ranges of a larger store are not needed again until the next epoch, so they are read one by one and not cached.
+An unanswered read is requested again; after five minutes the run ends with a one-line error.
+"""
+
+import threading
+from collections.abc import Sequence
+
+from t5x_like.files.clients import Part
+from t5x_like.files.ranges import Files, Read, Shards
+from t5x_like.files.remote import Remote
+
+CACHE_BYTES = 2**30  # shared by all stores of a process
+PATIENCE_SECONDS = 300.0  # for a read at an address, over all attempts
+_BLOCK = 2**18
+
+
+class _Budget:
+  """The unused part of the cache shared by all stores."""
+
+  def __init__(self, left: int):
+    self._left, self._lock = left, threading.Lock()
+
+  def take(self, size: int) -> bool:
+    """Take `size` bytes if that many are left and return whether it did; a negative size gives bytes back."""
+    with self._lock:
+      if size > self._left:
+        return False
+      self._left -= size
+      return True
+
+
+_budget = _Budget(CACHE_BYTES)
+
+
+class RemoteFiles(Files):
+  """The files of a directory at an address."""
+
+  def __init__(self, root: Remote, remedy: str):
+    self._budget, self._taken = _budget, 0  # bytes taken from the cache budget
+    super().__init__(root, remedy)
+    self._kept: bool | None = None  # whether blocks stay cached; decided at the first read
+    self._blocks: dict[tuple[str, int], threading.Event | bytes] = {}
+    self._lock = threading.Lock()
+
+  def __del__(self):
+    self._budget.take(-self._taken)
+
+  def read(self, file: str) -> bytes | None:
+    return self._root.read_many([(file, None)], PATIENCE_SECONDS)[0]
+
+  def fill(self, shards: Shards, array: str, reads: Sequence[Read]) -> None:
+    if self._kept is None:
+      self._decide(shards.num_bytes)
+    if not self._kept:
+      ranges = [(shards.file(array, shard), slice(offset, offset + len(into))) for shard, offset, into in reads]
+      for (_, _, into), data in zip(reads, self._ranges(ranges), strict=True):
+        into[:] = data
+      return
+    files = {shard: shards.file(array, shard) for shard, _, _ in reads}
+    keys = {
+      (files[shard], block): (shard, block)
+      for shard, offset, into in reads
+      for block in range(offset // _BLOCK, (offset + len(into) - 1) // _BLOCK + 1)
+    }
+    blocks = self._read_blocks({key: shards.size(array, shard) for key, (shard, _) in keys.items()})
+    for shard, offset, into in reads:
+      while len(into):
+        block, begin = divmod(offset, _BLOCK)
+        part = blocks[files[shard], block][begin : begin + len(into)]
+        into[: len(part)] = part
+        into, offset = into[len(part) :], offset + len(part)
+
+  def _decide(self, size: int) -> None:
+    with self._lock:
+      if self._kept is None:
+        self._kept = self._budget.take(size)
+        self._taken = size if self._kept else 0
+
+  def _read_blocks(self, sizes: dict[tuple[str, int], int]) -> dict[tuple[str, int], bytes]:
+    """Read blocks of files, given the files' sizes; concurrent callers share each read."""
+    blocks, own = {}, {}
+    with self._lock:
+      for key, size in sizes.items():
+        found = self._blocks.get(key)
+        if found is None:
+          found = self._blocks[key] = threading.Event()
+          own[key] = slice(key[1] * _BLOCK, min((key[1] + 1) * _BLOCK, size))
+        blocks[key] = found
+    if own:
+      events = {key: blocks[key] for key in own}
+      try:
+        found = dict(zip(own, self._ranges([(file, own[file, block]) for file, block in own]), strict=True))
+        self._blocks.update(found)
+        blocks.update(found)
+      except BaseException:
+        for key in own:  # the next caller tries again
+          self._blocks.pop(key, None)
+        raise
+      finally:
+        for event in events.values():
+          event.set()
+    for key, found in blocks.items():
+      if isinstance(found, threading.Event):
+        found.wait()
+        data = self._blocks.get(key)
+        blocks[key] = data if isinstance(data, bytes) else self._read_blocks({key: sizes[key]})[key]
+    return blocks
+
+  def _ranges(self, ranges: Sequence[tuple[str, Part]]) -> list[bytes]:
+    """Request all ranges at once and return their bytes."""
+    found = self._root.read_many(ranges, PATIENCE_SECONDS)
+    return [self._present(file, data) for (file, _), data in zip(ranges, found, strict=True)]
