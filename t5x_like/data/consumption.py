@@ -20,10 +20,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from t5x_like.data import random
-from t5x_like.data.mixture import Mixture, part_seed
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.stream import Stream
+from t5x_like.data.stream import Stream, part_seed
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 
@@ -57,20 +55,11 @@ class Start:
 
   def batch(self, index_B: tf.Tensor) -> dict[str, tf.Tensor]:
     """Return the features of examples of the phase: int64 [B] -> each [B, *shape]."""
-    index_B += self.offset
-    if not isinstance(self.task, Mixture):
-      (stream,) = self.streams
-      return self.task.batch(*stream.at(index_B), stream.seed)
-    period = self.task.schedule.period
-    place_B, period_B = index_B % period, index_B // period
-    return self.task.rows(random.shuffled(place_B, period_B, self.seed, period), period_B, self.streams)
+    return self.task.drawn(index_B + self.offset, self.seed, self.streams)
 
   def after(self, examples: int) -> tuple[Stream, ...]:
     """Return the streams after the phase has drawn `examples` examples."""
-    if not isinstance(self.task, Mixture):
-      return tuple(stream.after(self.offset + examples) for stream in self.streams)
-    drawn = self.task.schedule.drawn(self.offset + examples, self.seed)
-    return tuple(stream.after(*found) for stream, found in zip(self.streams, drawn, strict=True))
+    return self.task.after(self.offset + examples, self.seed, self.streams)
 
 
 def start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> Start:
@@ -101,23 +90,18 @@ def start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> Start:
 
 
 def _begin(task: Task, seed: int, left: dict[Key, Stream]) -> Start:
-  keys, leaves = _keys(task), _leaves(task)
   fresh = (
     Stream(part_seed(seed, label) if label else seed, part.num_examples, repeats=part.repeats)
-    for label, part in leaves.items()
+    for label, part in task.leaves.items()
   )
-  return Start(task, seed, 0, tuple(left.get(key, new) for key, new in zip(keys, fresh, strict=True)))
-
-
-def _leaves(task: Task) -> dict[str, Task]:
-  return task.parts if isinstance(task, Mixture) else {"": task}
+  return Start(task, seed, 0, tuple(left.get(key, new) for key, new in zip(_keys(task), fresh, strict=True)))
 
 
 def _keys(task: Task) -> list[Key]:
   """Return the keys that identify the streams of a task."""
-  return [(label, part.numbering or part.fingerprint, part.num_examples) for label, part in _leaves(task).items()]
+  return [(label, part.numbering or part.fingerprint, part.num_examples) for label, part in task.leaves.items()]
 
 
 def _draws(task: Task) -> tuple:
   """Return everything but the seed that determines the order of draws; equal for phases that continue each other."""
-  return (*_keys(task), task.schedule.counts if isinstance(task, Mixture) else ())
+  return (*_keys(task), task.counts)

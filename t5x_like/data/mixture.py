@@ -24,7 +24,7 @@ import numpy as np
 
 from t5x_like.data import random
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.stream import Stream
+from t5x_like.data.stream import Stream, part_seed
 from t5x_like.data.task import Feature, Task
 from t5x_like.errors import UserError
 
@@ -133,6 +133,22 @@ class Mixture(Task):
   schedule: Schedule = dataclasses.field(kw_only=True)
   rows: Callable[[tf.Tensor, tf.Tensor, Sequence[Stream]], dict[str, tf.Tensor]] = dataclasses.field(kw_only=True)
 
+  @property
+  def leaves(self) -> dict[str, Task]:
+    return self.parts
+
+  @property
+  def counts(self) -> tuple[int, ...]:
+    return self.schedule.counts
+
+  def drawn(self, index_B: tf.Tensor, seed: int, streams: tuple[Stream, ...]) -> dict[str, tf.Tensor]:
+    period = self.schedule.period
+    place_B, period_B = index_B % period, index_B // period
+    return self.rows(random.shuffled(place_B, period_B, seed, period), period_B, streams)
+
+  def after(self, examples: int, seed: int, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
+    return tuple(s.after(*one) for s, one in zip(streams, self.schedule.drawn(examples, seed), strict=True))
+
 
 def corpus_examples(task: Task) -> int:
   """Return the number of distinct examples, for rates that depend on it; a mixture counts its parts' sum."""
@@ -210,11 +226,6 @@ def _unnested(parts: Mapping[str, Task], rates: Mapping[str, float]) -> tuple[di
     leaves |= inner
     shares |= {name: rates[label] * count / sum(inner_counts) for name, count in zip(inner, inner_counts, strict=True)}
   return leaves, shares
-
-
-def part_seed(seed: int, label: str) -> int:
-  """Derive a part's seed from the mixture's seed and the part's label: parts over one corpus draw independently."""
-  return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")
 
 
 def padded(made: dict[str, tf.Tensor], features: dict[str, Feature], pad_id: int | None = 0) -> dict[str, tf.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 
 import numpy as np
 
@@ -48,3 +49,8 @@ class Stream:
       rest + self.next - self.passed.size,
     )
     return dataclasses.replace(self, next=self.next + end - self.passed.size, passed=passed)
+
+
+def part_seed(seed: int, label: str) -> int:
+  """Derive a part's seed from a mixture's seed and the part's label: parts over one corpus draw independently."""
+  return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")

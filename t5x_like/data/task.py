@@ -19,6 +19,7 @@ from t5x_like import config, slots
 from t5x_like.data import cache, preprocessors, tasks
 from t5x_like.data.features import Feature
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.stream import Stream
 from t5x_like.files import file_names
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary
@@ -75,6 +76,25 @@ class Task:
   def declared(self, made: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Set the declared shapes on a batch; values from a Python function have no static shape of their own."""
     return {name: tf.ensure_shape(value, [None, *self.features[name].shape]) for name, value in made.items()}
+
+  @property
+  def leaves(self) -> dict[str, Task]:
+    """The tasks whose streams it draws from, by label: itself, unless it is a mixture."""
+    return {"": self}
+
+  @property
+  def counts(self) -> tuple[int, ...]:
+    """The draws from each leaf in a period; () for a single task."""
+    return ()
+
+  def drawn(self, index_B: tf.Tensor, seed: int, streams: tuple[Stream, ...]) -> dict[str, tf.Tensor]:
+    """Return the features of examples int64 [B], counted from where the streams of its leaves are."""
+    (stream,) = streams
+    return self.batch(*stream.at(index_B), stream.seed)
+
+  def after(self, examples: int, seed: int, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
+    """Return the streams of its leaves after it has drawn so many examples."""
+    return tuple(stream.after(examples) for stream in streams)
 
 
 def build(name: str | None, split: str, **kwargs: Any) -> Task:

@@ -1,4 +1,4 @@
-"""Consecutive windows of a token store, the input of tasks that pretrain on running text.
+"""Running text: consecutive windows of a token store, and tasks made of them.
 
 Window i of length W is tokens [i * W, (i + 1) * W) of one split's token stream; the tokens after the last whole window
 are unused. A window may begin in the middle of a document and span several documents.
@@ -14,6 +14,7 @@ Worked example: T = 10 and W = 4. Windows of the first epoch: 0-3 and 4-7; of an
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import weakref
@@ -23,7 +24,9 @@ from typing import Any, Literal
 import numpy as np
 
 from t5x_like.data import random
+from t5x_like.data.features import Features
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Batch, Task, fingerprint
 from t5x_like.errors import DamageError, UserError
 from t5x_like.store.reader import Verify
 from t5x_like.store.tokens import TokenStore
@@ -200,3 +203,50 @@ def around(
       out_BW[row, filled : filled + size] = read(np.array([place]), size)[0]
       filled, place = filled + size, 0
   return out_BW
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Text:
+  """The arguments that tasks on running text share.
+
+  Attributes:
+    store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
+      `builtin`, see `corpora/builtin.py`.
+    split: the split to read.
+    dynamic_offsets: shift the windows in every later epoch, see above.
+    label: the name in metrics; by default `<corpus>_<task>`.
+    verify: the checks on opening the store: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
+  """
+
+  store: str
+  split: str
+  dynamic_offsets: bool = True
+  label: str | None = None
+  verify: Verify = "auto"
+
+  def windows(self, length: int, documents_end: DocumentsEnd = "any") -> Windows:
+    """Open the store and return its windows of `length` tokens; errors as `Windows`."""
+    return Windows(self.store, self.split, length, self.verify, documents_end, self.dynamic_offsets)
+
+  def tokens(self, documents_end: DocumentsEnd = "any") -> TokenStore:
+    """Open the store; raise UserError if it cannot be used or its documents do not end as they should."""
+    return open_tokens(self.store, self.split, self.verify, documents_end)
+
+  def task(self, version: str, windows: Windows, batch: Batch, features: Features, **facts: Any) -> Task:
+    """Make a task whose example i is window i.
+
+    Args:
+      version: the task's name and version, such as `causal_lm.v1`; raise the version when its examples change.
+      windows: the windows.
+      batch, features: see `Task`.
+      facts: all that examples depend on besides the windows; JSON.
+    """
+    return Task(
+      name=self.label or f"{windows.tokens.name}_{version.partition('.')[0]}",
+      vocabulary=windows.vocabulary,
+      fingerprint=fingerprint(version, windows.tokens, **facts, **windows.facts),
+      num_examples=windows.num_examples,
+      features=features,
+      batch=batch,
+      numbering=windows.numbering,
+    )

@@ -23,8 +23,8 @@ import math
 import numpy as np
 
 from t5x_like.data import random
-from t5x_like.data.preprocessors.scatter import scatter
 from t5x_like.data.preprocessors.sentences import Sentences
+from t5x_like.data.preprocessors.span_corruption import scatter
 from t5x_like.data.quiet_tensorflow import tf
 
 

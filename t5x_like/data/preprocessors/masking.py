@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 
 from t5x_like.data import random
-from t5x_like.data.preprocessors.scatter import scatter
+from t5x_like.data.preprocessors.span_corruption import scatter
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary, special

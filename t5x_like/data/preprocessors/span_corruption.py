@@ -18,12 +18,46 @@ from __future__ import annotations
 
 import dataclasses
 
-from t5x_like.data import random
-from t5x_like.data.preprocessors import noise
-from t5x_like.data.preprocessors.lengths import noise_counts, random_spans_lengths
-from t5x_like.data.preprocessors.scatter import scatter
+from t5x_like import slots
+from t5x_like.data import preprocessors, random
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
+
+
+def noise_counts(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
+  """Return (noise tokens, noise spans) of a window of `length` tokens: T5's rounding, at least one of each.
+
+  The arithmetic is in double precision, as in the T5 library's computation of lengths. That library draws masks in
+  single precision, where a few products that are exactly a half here round up (190 tokens at 0.15 give 29 noise tokens
+  there and 28 here).
+  """
+  tokens = min(max(round(length * noise_density), 1), length - 1)
+  spans = min(max(round(tokens / mean_noise_span_length), 1), length - tokens)
+  return tokens, spans
+
+
+def random_spans_lengths(inputs_length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
+  """Return (the raw window that corrupts to `inputs_length` inputs, its targets' length); both lengths include EOS.
+
+  512 inputs at 0.15 and 3.0 need 568 raw tokens and give 114 targets.
+
+  Raises:
+    UserError: `inputs_length` is less than 3 (a kept token, a sentinel and EOS).
+  """
+
+  def corrupted(length: int) -> tuple[int, int]:
+    tokens, spans = noise_counts(length, noise_density, mean_noise_span_length)
+    return length - tokens + spans + 1, tokens + spans + 1
+
+  if inputs_length < 3:
+    raise UserError(f"inputs_length: found {inputs_length}, expected at least 3 (a token, a sentinel and EOS)")
+  window = max(2, inputs_length - 1)
+  while corrupted(window + 1)[0] <= inputs_length:
+    window += 1
+  targets_length = corrupted(window)[1]
+  if noise_density == 0.5 and targets_length > inputs_length:  # T5 prefers equal lengths here
+    window, targets_length = window - 1, corrupted(window - 1)[1]
+  return window, targets_length
 
 
 def random_segments(bits_BN: tf.Tensor, segments: int) -> tf.Tensor:
@@ -39,6 +73,13 @@ def random_segments(bits_BN: tf.Tensor, segments: int) -> tf.Tensor:
 def _lengths(ends_BN: tf.Tensor) -> tf.Tensor:
   """Compute segment lengths from segment ends: int32 [B, N] -> int32 [B, N]."""
   return ends_BN - tf.pad(ends_BN[:, :-1], [[0, 0], [1, 0]])
+
+
+def scatter(place_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
+  """Add `value_BN` at `place_BN` to zeros [B, length], all int32; places must be below `length`."""
+  batch = tf.shape(place_BN)[0]
+  flat = tf.reshape(place_BN + tf.range(batch)[:, None] * length, [-1, 1])
+  return tf.reshape(tf.scatter_nd(flat, tf.reshape(value_BN, [-1]), [batch * length]), [-1, length])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +184,7 @@ class SpanCorruption:
       `inputs` int32 [B, inputs_length] and `targets` int32 [B, targets_length].
     """
     if self.random_roll:
-      return noise.replace_spans(
+      return slots.module("noise", preprocessors).replace_spans(
         window_BW,
         self.noise_mask(key_B),
         sentinels=self.sentinels,

@@ -16,8 +16,8 @@ from t5x_like.data.features import Feature, Features
 from t5x_like.data.preprocessors import bart, sentences
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.running_text import Text
 from t5x_like.data.task import Task
+from t5x_like.data.windows import Text
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import opening, padding, special

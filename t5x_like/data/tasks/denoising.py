@@ -32,9 +32,8 @@ from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.lengths import denoising as lengths
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.running_text import Text
 from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd
+from t5x_like.data.windows import DocumentsEnd, Text
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 

@@ -20,9 +20,8 @@ from t5x_like.data.features import Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.fill_in_the_middle import ROOM, FillInTheMiddle
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.running_text import Text
 from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd
+from t5x_like.data.windows import DocumentsEnd, Text
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import start_id

@@ -35,9 +35,9 @@ from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.preprocessors.masking import Masking, Mode
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.running_text import Text
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.tasks import _packed_rows
+from t5x_like.data.windows import Text
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.store.tokens import TokenStore

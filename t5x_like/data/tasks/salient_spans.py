@@ -18,9 +18,8 @@ from t5x_like.data.preprocessors import named_spans
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.salient_spans import DEFAULT_FINDER, TokenSpans
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.running_text import Text
 from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd
+from t5x_like.data.windows import DocumentsEnd, Text
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import padding

@@ -11,13 +11,11 @@ from typing import Unpack
 from t5x_like.data import features as declared
 from t5x_like.data import random
 from t5x_like.data.features import Features
-from t5x_like.data.preprocessors import lengths
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
-from t5x_like.data.preprocessors.span_corruption import SpanCorruption
+from t5x_like.data.preprocessors.span_corruption import SpanCorruption, random_spans_lengths
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.running_text import Text
 from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd
+from t5x_like.data.windows import DocumentsEnd, Text
 from t5x_like.slots import Length
 from t5x_like.vocabularies import padding
 
@@ -37,7 +35,7 @@ def features(
   """Return the features of the task with these arguments, from its vocabulary alone."""
   if targets_length is None:
     kept = inputs_length - len(vocabulary.encode(prefix) if prefix else []) - random_roll
-    _, targets_length = lengths.random_spans_lengths(kept, float(noise_density), float(mean_noise_span_length))
+    _, targets_length = random_spans_lengths(kept, float(noise_density), float(mean_noise_span_length))
     targets_length += random_roll
   return declared.encoder_decoder(inputs_length, targets_length, vocabulary)
 

@@ -31,12 +31,11 @@ from t5x_like.data import features as declared
 from t5x_like.data import mixture, random
 from t5x_like.data.features import Features
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
-from t5x_like.data.preprocessors.lengths import DENOISERS, MODES, QUARTER, denoiser, noise_counts
-from t5x_like.data.preprocessors.span_corruption import SpanCorruption
+from t5x_like.data.preprocessors.lengths import DENOISERS, MODES, QUARTER, denoiser
+from t5x_like.data.preprocessors.span_corruption import SpanCorruption, noise_counts
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.running_text import Text
 from t5x_like.data.task import Task
-from t5x_like.data.windows import DocumentsEnd
+from t5x_like.data.windows import DocumentsEnd, Text
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary, padding
