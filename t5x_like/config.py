@@ -139,7 +139,7 @@ class OptimizerMemory:
 
 @dataclasses.dataclass(frozen=True)
 class Init:
-  """`config.init`: the run to start from; see `training/weights.py`.
+  """`config.init`: the run to start from; see `training/other_runs.py`.
 
   Attributes:
     step: its checkpoint; None is the newest.
@@ -155,7 +155,7 @@ class Init:
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-  """`config.teacher`: the run to distil; see `training/weights.py`.
+  """`config.teacher`: the run to distil; see `training/other_runs.py`.
 
   Attributes:
     workdir: the run's; `random` is a teacher with random weights, for two steps of `:debug`.

@@ -165,7 +165,7 @@ def _vocabulary(config, directory: str, sentinels: str | None):
   from t5x_like import vocabularies
   from t5x_like.runtime import process
 
-  if vocabularies.storage.has_tokenizer(place(directory)):
+  if vocabularies.has_tokenizer(place(directory)):
     return vocabularies.load(directory, sentinels)
   if sentinels is not None:
     raise UserError(f"--sentinels={sentinels}: {directory} has no tokenizer to take them from; leave the flag out")

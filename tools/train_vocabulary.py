@@ -28,10 +28,11 @@ from pathlib import Path
 from t5x_like import vocabularies
 from t5x_like.errors import UserError, door, one_line
 from t5x_like.files.places import directory
+from t5x_like.vocabularies import MANIFEST
+from t5x_like.vocabularies.kinds._shared import T5_EXTRA_IDS
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 from t5x_like.vocabularies.kinds.tokenizer import MASK_TOKENS
-from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, T5_EXTRA_IDS, UNK_ID
-from t5x_like.vocabularies.storage import MANIFEST
+from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, UNK_ID
 
 from . import train_tokenizer
 

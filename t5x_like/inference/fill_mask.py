@@ -12,7 +12,7 @@ from t5x_like.inference import masks
 from t5x_like.inference.texts import shown
 from t5x_like.rows import Runner, padded_length
 from t5x_like.vocabularies import special
-from t5x_like.vocabularies.protocol import SPELLINGS
+from t5x_like.vocabularies.kinds._shared import SPELLINGS
 
 
 def options(flags: dict[str, Any]) -> dict[str, Any]:

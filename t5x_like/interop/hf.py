@@ -29,7 +29,7 @@ from t5x_like.interop.fields import Fields
 from t5x_like.interop.files import INDEX, WEIGHTS, Files, read_text
 from t5x_like.interop.mapping import Mapping
 from t5x_like.nn import params
-from t5x_like.vocabularies import storage
+from t5x_like.vocabularies.kinds._shared import FILES
 
 SHARD_BYTES = 5 * 10**9
 
@@ -163,7 +163,7 @@ def save(model: nnx.Module, path: str, *, dtype: str | None = None, labels: Sequ
     if len(shards) > 1:
       index = {"metadata": {"total_size": total}, "weight_map": weight_map}
       (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    for name in storage.FILES if origin else ():
+    for name in FILES if origin else ():
       if (pathlib.Path(origin.path) / name).is_file():
         shutil.copyfile(pathlib.Path(origin.path) / name, directory / name)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")  # last: without it nothing loads

@@ -24,7 +24,7 @@ def opened(directory: str, batch_size: int) -> Opened:
   Raises:
     UserError: there is no tokenizer, it is another model's, or as `hf.load`.
   """
-  if not vocabularies.storage.has_tokenizer(place(directory)):
+  if not vocabularies.has_tokenizer(place(directory)):
     raise UserError(
       f"{directory}: found no tokenizer beside the model, expected tokenizer.json or its like; copy it there"
     )

@@ -4,7 +4,9 @@ All of it follows from the config alone, and comes before a workdir is touched, 
 """
 
 import dataclasses
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,15 +16,14 @@ import t5x_like.models
 import t5x_like.objectives
 from t5x_like import slots, training, vocabularies
 from t5x_like.architectures.build import variant_of
-from t5x_like.data import tasks
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.runtime import process
-from t5x_like.training import imported, phases, sizes
+from t5x_like.training import imported, phases
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.build import Parts, abstract_batch, build, check_batch
 from t5x_like.training.evaluation import Evaluation
-from t5x_like.training.resolve import RANDOM, table_size
+from t5x_like.training.resolve import table_size
 
 _CLASSES = {"label": "head.labels", "box_labels": "labels"}  # a target -> the model's key of its classes
 
@@ -68,15 +69,15 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
   made = phases.build(config, lambda values: process.build_task("task", values.pop("name"), split, values))
   vocabulary = made[-1].task.vocabulary
   imported.check_vocabulary(workdir, vocabulary)
-  _check_start(config, vocabulary)
-  _check_teacher(config, vocabulary)
+  if config.init or config.teacher:
+    slots.module("other_runs", training).check(config, vocabulary)
   config = with_tokens(config, vocabulary)
   parts = build(config)
   check_vocabulary(config, vocabulary)
   for phase in made:
     check_batch(phase.config, parts.rules, phase.batch_key)
     cores = check_task(phase.config, parts, phase.task)
-  sizes.check(config, parts, made)
+  check_sizes(config, parts, made)
   evaluation = Evaluation(config, parts.model, parts.objective, parts.rules)
   if config.selection:
     slots.module("selection", training).check(config, evaluation.metrics())
@@ -181,45 +182,47 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
   return made
 
 
-def _check_start(config: ConfigDict, vocabulary) -> None:
-  """Refuse data of another vocabulary than the run of `config.init` has; classes of images may differ."""
-  if config.init and ("resolution" not in config.model or "vocab_size" in config.model):
-    saved = workdirs.read(config.init.workdir)
-    if saved is None:
-      raise UserError(f"config.init.workdir: {config.init.workdir} holds no run; restore it, its vocabulary is needed")
-    workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "that of the data")
+def check_sizes(config: ConfigDict, parts: Parts, made: Sequence[phases.Phase]) -> None:
+  """Refuse a state or a batch that no memory here holds; one that barely fits may still run out in a step.
 
-
-def _check_teacher(config: ConfigDict, vocabulary) -> None:
-  """Refuse a teacher of other classes, another vocabulary or other normalised pixels than the data's.
-
-  A teacher that is gone is not missed here: a resumed run has its parameters.
+  Raises:
+    UserError: naming the object, its size, and the memory.
   """
-  directory = config.teacher.get("workdir")
-  saved = workdirs.read(directory) if directory not in (None, RANDOM) else None
-  if saved is None:
-    return
-  if workdirs.vocabulary_print(saved) != vocabulary.fingerprint:
-    theirs = vocabularies.load(f"{directory}/vocabulary")
-    names = getattr(theirs, "names", None) and getattr(vocabulary, "names", None)
-    told = f"{len(theirs.names)} classes, {_short(theirs.names)}" if names else "another vocabulary"
-    ours = f"the {vocabulary.size} of the data, {_short(vocabulary.names)}" if names else "that of the data"
-    raise UserError(f"config.teacher.workdir: {directory} was trained with {told}, expected {ours}")
-  if "resolution" not in config.model or not saved["features"]:
-    return
-  pixels, ours = _normalisation(saved["task"]), _normalisation(config.task)
-  if pixels != ours:
+  leaves = jax.tree.leaves((parts.state.params, parts.state.opt_state))
+  device = parts.rules.mesh.devices.flat[0]
+  memory = _memory(device)
+  need = sum(_bytes(x.sharding.shard_shape(x.shape), x.dtype) for x in leaves)
+  if device.platform == "cpu":
+    need *= jax.local_device_count()
+  if need > memory:
     raise UserError(
-      f"config.task: found {ours}, but the teacher in {directory} was trained with {pixels}; set them alike"
+      f"config.model: its parameters and their optimizer take {_told(need)}, and there are {_told(memory)} of memory;"
+      " choose a smaller --config.model.variant or sizes, or more devices"
     )
+  host = _host_memory()
+  for phase in made:
+    rows, features = phase.config.batch_size, phase.task.features.values()
+    need = rows * sum(_bytes(x.shape, x.dtype) for x in features) // jax.process_count()
+    if need > host:
+      raise UserError(
+        f"config.{phase.batch_key}: found {rows}, a batch of which takes {_told(need)} of the {_told(host)} of this"
+        " machine; choose a smaller batch or shorter rows"
+      )
 
 
-def _normalisation(task: Mapping[str, Any]) -> str:
-  """Describe the mean and the deviation of pixels, by one number where all channels have the same."""
-  usual = slots.defaults(slots.find("config.task.name", task["name"], tasks, "task"))
-  given = ((name, task.get(name, usual.get(name, ()))) for name in ("mean", "std"))
-  return ", ".join(f"{name} {list(dict.fromkeys(x)) if len(set(x)) == 1 else list(x)}" for name, x in given)
+def _memory(device) -> int:
+  """Return the bytes of a device, or of the host if it does not tell."""
+  told = (device.memory_stats() or {}) if device.platform != "cpu" else {}
+  return told.get("bytes_limit") or _host_memory()
 
 
-def _short(names) -> str:
-  return ", ".join(names[:4]) + ", …" * (len(names) > 4)
+def _host_memory() -> int:
+  return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _bytes(shape: tuple[int, ...], dtype) -> int:
+  return math.prod(map(int, shape)) * jax.numpy.dtype(dtype).itemsize
+
+
+def _told(size: int) -> str:
+  return f"{size / 2**30:,.1f} GiB"

@@ -14,25 +14,19 @@ from ml_collections import ConfigDict
 import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
-from t5x_like import evals, slots, vocabularies
+from t5x_like import evals, slots, training, vocabularies
 from t5x_like.architectures.build import variant_of
 from t5x_like.data import tasks
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.places import place
 from t5x_like.training import phases
-from t5x_like.training import workdir as workdirs
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.tuning import TUNINGS
-from t5x_like.vocabularies import storage
 
-RANDOM = "random"  # a teacher without a run
 _TO_TOTAL = ("linear", "cosine")  # schedules that end with the run by default
-_OFF = ("dropout", "drop_path")  # of a teacher
-# Keys of config.model that a run with `init` keeps; the others are those of the run it starts from.
-_OWN = "head scores dropout drop_path resolution window pretrained_windows dtype layers remat".split()
 
 
 def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
@@ -46,15 +40,20 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     UserError: naming the key, the value and the expectation.
   """
   config_lib.check_values(config)
-  config = _inherited(config)
+  config = slots.module("other_runs", training).inherited(config) if config.init else ConfigDict(config.to_dict())
   resolved = ConfigDict(config.to_dict())
   if config.model.get("vocab_size") == "auto":
     with config.model.ignore_type():
       config.model.vocab_size = table_size(task_vocabulary(config))
-  resolved.model = _model("model", config.model, platform)
+  resolved.model = model_slot("model", config.model, platform)
   objective = slots.find("config.objective.name", config.objective.get("name"), t5x_like.objectives, "Objective")
   computed = {key: resolved.model[key] for key in ("dtype", "layers") if key in resolved.model}
-  resolved.teacher = _teacher(config, getattr(objective, "teacher", False), computed, platform)
+  if getattr(objective, "teacher", False):
+    resolved.teacher = slots.module("other_runs", training).teacher(config, computed, platform)
+  elif config.teacher:
+    raise UserError(
+      f"config.teacher: the objective {config.objective.name!r} has none; set --config.objective.name=distillation"
+    )
   resolved.objective = _filled("objective", config.objective, objective)
   optimizer = slots.find("config.optimizer.name", config.optimizer.get("name"), OPTIMIZERS)
   more = dict(given=("schedule",), also=(config_lib.OptimizerMemory,))
@@ -86,7 +85,7 @@ def _as_saved(values: ConfigDict | dict[str, Any]) -> ConfigDict:
   return ConfigDict(json.loads(json.dumps(slots.plain(values))))
 
 
-def _model(slot: str, values: ConfigDict, platform: str | None) -> ConfigDict:
+def model_slot(slot: str, values: ConfigDict, platform: str | None) -> ConfigDict:
   """Return a `config.model`, checked, with all defaults."""
   model_class = slots.find(f"config.{slot}.name", values.get("name"), t5x_like.models, "Model")
   resolved = _filled(slot, values, model_class, given=("rngs",))
@@ -132,7 +131,7 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
   if store == "builtin":
     return vocabularies.load("bytes")
   directory = f"{store}/{config.train_split}"
-  manifest = place(f"{directory}/vocabulary/{storage.MANIFEST}")  # web servers have files, but no directories
+  manifest = place(f"{directory}/vocabulary/{vocabularies.MANIFEST}")  # web servers have files, but no directories
   if not (manifest.is_file() or manifest.parent.is_dir()):
     found = "no vocabulary in it" if place(directory).is_dir() else "no such directory"
     raise UserError(
@@ -145,85 +144,6 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
 def table_size(vocabulary: vocabularies.Vocabulary) -> int:
   """Return the rows of a token table for a vocabulary: its size, rounded up to a multiple of 128."""
   return -(-vocabulary.size // 128) * 128
-
-
-def _inherited(config: ConfigDict) -> ConfigDict:
-  """Return a copy of a config with the architecture and vocabulary of the run that `config.init` names, if any.
-
-  Raises:
-    UserError: there is no such run, or the config names another vocabulary.
-  """
-  found = ConfigDict(config.to_dict())
-  if not config.init:
-    return found
-  values = slots.fill("config.init", config.init, config_lib.Init)
-  if not values["inherit"]:
-    return found
-  directory = values["workdir"]
-  saved = workdirs.read(directory)
-  if saved is None:
-    raise UserError(
-      f"config.init.workdir: {directory} holds no run ({workdirs.FILE} is not there); give the workdir of a run, or"
-      " make one of a Hugging Face directory with python -m tools.convert_hf"
-    )
-  with found.unlocked(), found.ignore_type():
-    own = {key: value for key, value in config.model.to_dict().items() if key in _OWN}
-    theirs = {key: value for key, value in saved["model"].items() if key not in _OWN}
-    if theirs["name"] == "electra" and own.get("head") not in (None, "discriminator"):
-      theirs.pop("generator_size", None)
-      theirs["name"] = "t5x_like.models.electra:Discriminator"
-    changes = config.model.to_dict().get("design") or {}
-    theirs["design"] = dict(theirs.get("design") or {}) | changes
-    found.model = ConfigDict(theirs | own)
-    _lengthen(found)
-    found.init = ConfigDict(values | {"inherit": False})
-    if found.task.get("store") is not None or "vocab_size" not in found.model:
-      return found  # the store has its own, see `assembly`; images may have other classes
-    if found.task.get("vocabulary") is None:
-      found.task.vocabulary = f"{directory.rstrip('/')}/vocabulary"
-    else:
-      workdirs.check_vocabulary(directory, saved, vocabularies.load(found.task.vocabulary), found.task.vocabulary)
-  return found
-
-
-def _lengthen(config: ConfigDict) -> None:
-  """Give a model with learned positions as many as the task's rows are long."""
-  if "resolution" in config.model:
-    return
-  model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
-  position = config.model.design.to_dict().get("position", variant_of(model_class, config.model).design.position)
-  longest = max(config.task.get(key) or 0 for key in ("length", "inputs_length", "targets_length"))
-  if isinstance(position, dict) and position["name"] == "learned" and longest > position.get("length", 512):
-    config.model.design.position = position | {"length": longest}
-
-
-def _teacher(config: ConfigDict, wanted: bool, computed: dict[str, Any], platform: str | None) -> ConfigDict:
-  """Return `config.teacher` with the teacher's model in it.
-
-  Args:
-    wanted: whether the objective has a teacher.
-    computed: the student's dtype and layers, which the teacher shares.
-  Raises:
-    UserError: there is a teacher and the objective has none, or the other way round, or no such run.
-  """
-  if not wanted:
-    if config.teacher:
-      raise UserError(
-        f"config.teacher: the objective {config.objective.name!r} has none; set --config.objective.name=distillation"
-      )
-    return ConfigDict()
-  values = slots.fill("config.teacher", config.teacher, config_lib.Teacher)
-  directory, model = values["workdir"], values["model"]
-  saved = workdirs.read(directory) if values["inherit"] and directory not in (None, RANDOM) else None
-  if saved is None and not model:
-    raise UserError(
-      f"config.teacher.workdir: found {directory!r}, expected the workdir of a run; train the teacher first, or make a"
-      " workdir of a Hugging Face directory with python -m tools.convert_hf"
-    )
-  model = _model("teacher.model", ConfigDict((saved["model"] if saved else model) | computed), platform)
-  for key in (key for key in _OFF if key in model):
-    model[key] = 0.0
-  return ConfigDict(values | {"model": model.to_dict(), "inherit": False})
 
 
 def _evaluator(name: str, value: Any) -> ConfigDict:

@@ -18,12 +18,13 @@ file of `kinds/`, imported when a vocabulary of the kind is opened:
 Nothing here imports TensorFlow: prediction works on a machine without it.
 """
 
+import pathlib
 from types import ModuleType
 
 from t5x_like import slots
 from t5x_like.errors import UserError, one_line
+from t5x_like.files import checked_json
 from t5x_like.files.places import Place, place
-from t5x_like.vocabularies import storage
 from t5x_like.vocabularies.protocol import (
   Vocabulary,
   encode_sentinels,
@@ -48,6 +49,11 @@ __all__ = [
 ]
 
 _KINDS = "t5x_like.vocabularies.kinds"
+MANIFEST = "vocabulary.json"
+FORMAT = "t5x_like.vocabulary.v1"
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+SENTENCE_PIECE = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+MAIN = (TOKENIZER, *SENTENCE_PIECE, "vocab.json", "vocab.txt")  # a directory with one of these has a tokenizer
 
 
 def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
@@ -65,7 +71,7 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
     return _kind("bytes").ByteVocabulary()
   try:
     path = place(path_or_name)
-    is_directory = (path / storage.MANIFEST).is_file() or path.is_dir()
+    is_directory = (path / MANIFEST).is_file() or path.is_dir()
     found = is_directory or path.exists()
   except Exception as error:  # each scheme's library raises its own types
     raise UserError(
@@ -74,24 +80,24 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
     ) from error
   if not found:
     raise UserError(
-      f"vocabulary {path}: found nothing there, expected a directory with {storage.MANIFEST}, a Hugging Face directory,"
+      f"vocabulary {path}: found nothing there, expected a directory with {MANIFEST}, a Hugging Face directory,"
       " a SentencePiece .model file or the name 'bytes' (python -m tools.train_vocabulary makes a vocabulary)"
     )
-  if path.name == storage.TOKENIZER:
+  if path.name == TOKENIZER:
     path, is_directory = path.parent, True
   return _load_directory(path, sentinels) if is_directory else _kind("sentencepiece").read(path)
 
 
 def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
-  path = directory / storage.MANIFEST
+  path = directory / MANIFEST
   if not path.exists():
-    if storage.has_tokenizer(directory):
+    if has_tokenizer(directory):
       return _kind("published").read(directory, sentinels)
     raise UserError(
-      f"vocabulary {directory}: found no {storage.MANIFEST} there and no {', '.join(storage.MAIN)}, expected a"
+      f"vocabulary {directory}: found no {MANIFEST} there and no {', '.join(MAIN)}, expected a"
       " directory written by python -m tools.train_vocabulary, or a Hugging Face directory"
     )
-  manifest = storage.manifest(path)
+  manifest = _manifest(path)
   kind = _kind(manifest["kind"])
   if kind is None:
     known = ", ".join(slots.names(_KINDS))
@@ -106,3 +112,28 @@ def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
 
 def _kind(name: str) -> ModuleType | None:
   return slots.module(name, _KINDS)
+
+
+def has_tokenizer(directory: Place | pathlib.Path) -> bool:
+  """Return whether a Hugging Face directory has a tokenizer."""
+  return any((directory / name).exists() for name in MAIN)
+
+
+def _manifest(path: Place) -> dict:
+  """Read the manifest at a path; raise UserError if it is damaged or lacks a key."""
+  found = checked_json.parsed(read(path), dict, str(path), "the manifest of a vocabulary; copy its directory again")
+  if found.get("format") != FORMAT:
+    raise UserError(f"{path}: found format {str(found.get('format'))[:80]!r}, expected {FORMAT!r}")
+  missing = [key for key in ("kind", "size", "extra_ids", "fingerprint") if key not in found]
+  if missing:
+    raise UserError(f"{path}: found no key {missing[0]!r}, expected the file save wrote")
+  return found
+
+
+def read(path: Place) -> bytes:
+  """Read a file; raise UserError if it cannot be read."""
+  try:
+    data = path.read()
+    return path.read_bytes() if data is None else data
+  except OSError as error:
+    raise UserError(f"{path}: cannot be read ({one_line(error)})") from error

@@ -1,27 +1,15 @@
-"""The vocabulary protocol, its special ids, and helpers shared by all kinds."""
+"""The vocabulary protocol and its special ids."""
 
-import functools
-import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.files.file_names import shown
 
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
-T5_EXTRA_IDS = 100
-BYT5_EXTRA_IDS = 125
-MOST_EXTRA_IDS = 2**18
 SPECIAL = ("mask", "cls", "sep", "bos")  # in the order of the sentinels that replace them, see `special`
-SPELLINGS = {
-  "mask": ("[MASK]", "<mask>"),
-  "cls": ("[CLS]", "<cls>"),
-  "sep": ("[SEP]", "<sep>"),
-  "bos": ("[BOS]", "<s>", "<bos>", "<|startoftext|>"),
-}
 
 _SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,8})>")
 
@@ -170,93 +158,3 @@ def encode_sentinels_batch(vocabulary: Vocabulary, texts: Sequence[str]) -> list
   encoded = iter(vocabulary.encode_batch(between))
   rows = ([next(encoded), *(ids for mark in marks for ids in ([mark], next(encoded)))] for marks in parts)
   return [np.concatenate(row).astype(np.int32) for row in rows]
-
-
-def find_specials(piece_id: Callable[[str], int | None]) -> dict[str, int | None]:
-  """Look up mask, cls, sep and bos by their usual spellings; `piece_id` returns None for an unknown piece."""
-  found = {}
-  for name, spellings in SPELLINGS.items():
-    ids = (piece_id(spelling) for spelling in spellings)
-    found[name] = next((i for i in ids if i is not None), None)
-  return found
-
-
-def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
-  """Return the ids of a vocabulary that never stand for text."""
-  own = [vocabulary.pad_id, vocabulary.eos_id, *(getattr(vocabulary, f"{name}_id") for name in SPECIAL)]
-  return frozenset([*(i for i in own if i is not None), *vocabulary.sentinels])
-
-
-def words(vocabulary: Vocabulary, starts: Iterable[bool]) -> np.ndarray:
-  """Build the read-only `starts_word` from bools for the first ids; special ids and all further ids start words."""
-  table, given = np.ones(vocabulary.size, bool), np.fromiter(starts, bool)
-  table[: given.size] = given
-  table[list(vocabulary.special_ids)] = True
-  table.flags.writeable = False
-  return table
-
-
-def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | str]:
-  """Yield runs of text ids as lists and sentinels as their spelling; drop pad, EOS, BOS, CLS and SEP."""
-  run = []
-  dropped = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.bos_id, vocabulary.cls_id, vocabulary.sep_id}
-  for i in map(int, ids):
-    if i < 0:
-      raise UserError(
-        f"decode: found id {i}, expected ids in 0..{vocabulary.size - 1} (the vocabulary's size is {vocabulary.size})"
-      )
-    number = sentinel_number(vocabulary, i)
-    if number is not None or i == vocabulary.mask_id:
-      if run:
-        yield run
-      run = []
-      yield vocabulary.pieces_of([i])[0] if number is None else f"<extra_id_{number}>"
-    elif i not in dropped:
-      run.append(i)
-  if run:
-    yield run
-
-
-def sentinel_piece(vocabulary: Vocabulary, i: int) -> str | None:
-  """Return the spelling of a sentinel or of an id beyond the vocabulary; None for other ids."""
-  if i >= vocabulary.size:
-    return f"<{i}?>"
-  number = sentinel_number(vocabulary, i)
-  return None if number is None else f"<extra_id_{number}>"
-
-
-def sentinel_number(vocabulary: Vocabulary, i: int) -> int | None:
-  """Return the number of the sentinel with this id, or None."""
-  return _numbers(vocabulary).get(i)
-
-
-@functools.lru_cache(4)
-def _numbers(vocabulary: Vocabulary) -> dict[int, int]:
-  return {i: number for number, i in enumerate(vocabulary.sentinels)}
-
-
-def top(size: int, extra_ids: int) -> tuple[int, ...]:
-  """Return sentinels that count down from the highest id."""
-  return tuple(range(size - 1, size - 1 - extra_ids, -1))
-
-
-def checked_extra_ids(extra_ids, origin: str) -> int:
-  if not isinstance(extra_ids, int) or isinstance(extra_ids, bool) or not 0 <= extra_ids <= MOST_EXTRA_IDS:
-    raise UserError(
-      f"{origin}: found extra_ids {shown(extra_ids)}, expected a whole number of sentinels, 0 or more and at most"
-      f" {MOST_EXTRA_IDS}"
-    )
-  return extra_ids
-
-
-def fingerprint(kind: str, model: bytes, extra_ids: int) -> str:
-  return hashlib.sha256(f"{kind}\n{extra_ids}\n".encode() + model).hexdigest()
-
-
-def well_formed(text: str) -> str:
-  """Replace lone surrogates, which UTF-8 cannot encode, with U+FFFD, and join surrogate pairs."""
-  try:
-    text.encode()
-    return text
-  except UnicodeEncodeError:
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -24,7 +24,7 @@ from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid, learned_1d, relative_2d, sinusoidal_2d
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import weights
+from t5x_like.training import other_runs
 
 SMALL = dict(dims=Dims(16, 4, 4, 4, 32, 2), patch=2, resolution=6)
 STAGED = dict(embed=8, depths=(2, 1), heads=(2, 4), mlp_ratio=2.0, patch=2, resolution=11)
@@ -192,7 +192,7 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
     table = np.zeros(small[n].shape, np.float32)
     side = {"learned_1d": 6, "relative_2d": 11}.get(name)
     table[..., first : first + rows - extra, :] = (np.arange(rows - extra) // (side or 1))[:, None] / (side or rows)
-    made = np.asarray(weights._resized(n, jnp.asarray(table), large[n], models[::-1], "runs/other"))
+    made = np.asarray(other_runs._resized(n, jnp.asarray(table), large[n], models[::-1], "runs/other"))
     assert made.shape == large[n].shape
     wide = {"learned_1d": 12, "relative_2d": 23}.get(name)
     between = made[..., first : first + made.shape[-2] - extra, :].reshape(
@@ -201,12 +201,14 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
     steps = np.diff(between, axis=-3)
     inner = slice(3 + steps.shape[-3] // 20, -3 - steps.shape[-3] // 20)
     np.testing.assert_allclose(steps[..., inner, :, :], 1 / between.shape[-3], rtol=0.35)  # cubic of a = -0.75
-    same = weights._resized(n, jnp.asarray(table), small[n], (models[0], models[0]), "runs/other")
+    same = other_runs._resized(n, jnp.asarray(table), small[n], (models[0], models[0]), "runs/other")
     np.testing.assert_allclose(same, table, atol=1e-6)
   other = families.abstract(case(position=name, resolution=24, class_tokens=2, dims=Dims(16, 4, 4, 4, 32, 2)))
   if name == "learned_1d":
     with pytest.raises(UserError, match="cannot be resized: 1 extra tokens, expected 2"):
-      weights._resized(changed[0], jnp.asarray(table), params.named_params(other)[changed[0]], (other, models[0]), "x")
+      other_runs._resized(
+        changed[0], jnp.asarray(table), params.named_params(other)[changed[0]], (other, models[0]), "x"
+      )
 
 
 def test_relative_positions_depend_on_offsets_alone():

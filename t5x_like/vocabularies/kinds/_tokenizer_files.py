@@ -4,12 +4,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import t5x_like.vocabularies.storage as storage
+from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.file_names import shown
 from t5x_like.files.places import Place
-from t5x_like.vocabularies.storage import CONFIG, TOKENIZER
+from t5x_like.vocabularies import CONFIG, TOKENIZER
 
 MODEL_CONFIG = "config.json"
 SPECIAL, ADDED, VOCABULARY = "special_tokens_map.json", "added_tokens.json", "vocab.json"
@@ -86,7 +86,7 @@ def read(directory: Place, name: str) -> dict[str, Any] | None:
   path = directory / name
   if not path.exists():
     return None
-  found = checked_json.parsed(storage.read(path), dict, str(path), "the file of a tokenizer; copy it again")
+  found = checked_json.parsed(vocabularies.read(path), dict, str(path), "the file of a tokenizer; copy it again")
   for key, value in found.items():
     words, fits = _EVERY.get(name) or _KINDS.get(name, {}).get(key) or ("", None)
     negative = name == MODEL_CONFIG and value == -1  # which means none

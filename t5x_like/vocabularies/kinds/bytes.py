@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-import t5x_like.vocabularies.protocol as protocol
-import t5x_like.vocabularies.storage as storage
+import t5x_like.vocabularies.kinds._shared as shared
+from t5x_like import vocabularies
 from t5x_like.files.places import Place
-from t5x_like.vocabularies.protocol import BYT5_EXTRA_IDS, Vocabulary
+from t5x_like.vocabularies.kinds._shared import BYT5_EXTRA_IDS
+from t5x_like.vocabularies.protocol import Vocabulary
 
 KIND = "bytes"
 
@@ -28,25 +29,25 @@ class ByteVocabulary(Vocabulary):
   spaces_apart = True
 
   def __init__(self, extra_ids: int = BYT5_EXTRA_IDS):
-    self.extra_ids = protocol.checked_extra_ids(extra_ids, "byte vocabulary")
+    self.extra_ids = shared.checked_extra_ids(extra_ids, "byte vocabulary")
     self.size = 256 + _BYTE_OFFSET + self.extra_ids
-    self.sentinels = protocol.top(self.size, self.extra_ids)
-    self.special_ids = protocol.special_ids(self)
-    self.starts_word = protocol.words(
+    self.sentinels = shared.top(self.size, self.extra_ids)
+    self.special_ids = shared.special_ids(self)
+    self.starts_word = shared.words(
       self, (i - _BYTE_OFFSET in _WHITESPACE if i >= _BYTE_OFFSET else False for i in range(256 + _BYTE_OFFSET))
     )
-    self.fingerprint = protocol.fingerprint(KIND, b"", self.extra_ids)
+    self.fingerprint = shared.fingerprint(KIND, b"", self.extra_ids)
 
   def encode(self, text: str) -> list[int]:
-    return [byte + _BYTE_OFFSET for byte in protocol.well_formed(text).encode()]
+    return [byte + _BYTE_OFFSET for byte in shared.well_formed(text).encode()]
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    encoded = (protocol.well_formed(text).encode() for text in texts)
+    encoded = (shared.well_formed(text).encode() for text in texts)
     return [np.frombuffer(data, np.uint8).astype(np.int32) + _BYTE_OFFSET for data in encoded]
 
   def decode(self, ids: Sequence[int]) -> str:
     text = ""
-    for part in protocol.parts(ids, self):
+    for part in shared.parts(ids, self):
       if isinstance(part, str):
         text += part
         continue
@@ -55,14 +56,14 @@ class ByteVocabulary(Vocabulary):
     return text
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
-    return [protocol.sentinel_piece(self, i) or _spelled(i) for i in map(int, ids)]
+    return [shared.sentinel_piece(self, i) or _spelled(i) for i in map(int, ids)]
 
   def save(self, directory) -> None:
-    storage.save(directory, KIND, self, {})
+    shared.save(directory, KIND, self, {})
 
 
 def load(directory: Place, manifest: dict[str, Any]) -> ByteVocabulary:
-  return ByteVocabulary(protocol.checked_extra_ids(manifest["extra_ids"], str(directory / storage.MANIFEST)))
+  return ByteVocabulary(shared.checked_extra_ids(manifest["extra_ids"], str(directory / vocabularies.MANIFEST)))
 
 
 def _spelled(i: int) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-import t5x_like.vocabularies.protocol as protocol
-import t5x_like.vocabularies.storage as storage
+import t5x_like.vocabularies.kinds._shared as shared
+from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.places import Place
@@ -27,7 +27,7 @@ class LabelVocabulary(Vocabulary):
     self.names = tuple(names)
     self.size = len(self.names)
     self.starts_word = np.ones(self.size, bool)
-    self.fingerprint = protocol.fingerprint(KIND, self._content(), 0)
+    self.fingerprint = shared.fingerprint(KIND, self._content(), 0)
 
   def encode(self, text: str) -> list[int]:
     raise UserError(f"found the text {text[:40]!r}, but this run was trained on images: it takes no text")
@@ -42,7 +42,7 @@ class LabelVocabulary(Vocabulary):
     return [self.names[i] if 0 <= i < self.size else f"<{i}?>" for i in map(int, ids)]
 
   def save(self, directory) -> None:
-    storage.save(directory, KIND, self, {FILE: self._content()})
+    shared.save(directory, KIND, self, {FILE: self._content()})
 
   def _content(self) -> bytes:
     return json.dumps(list(self.names)).encode()
@@ -50,7 +50,7 @@ class LabelVocabulary(Vocabulary):
 
 def load(directory: Place, manifest: dict[str, Any]) -> LabelVocabulary:
   path = directory / FILE
-  names = checked_json.parsed(storage.read(path), list, str(path), "a list of class names; copy it again")
+  names = checked_json.parsed(vocabularies.read(path), list, str(path), "a list of class names; copy it again")
   if not all(isinstance(name, str) for name in names):
     raise UserError(f"{path}: found a name that is not text, expected a list of class names; copy it again")
   return LabelVocabulary(names)

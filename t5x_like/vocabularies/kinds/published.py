@@ -15,20 +15,20 @@ import json
 import re
 from typing import Any
 
+import t5x_like.vocabularies.kinds._shared as shared
 import t5x_like.vocabularies.protocol as protocol
-import t5x_like.vocabularies.storage as storage
-from t5x_like import slots
+from t5x_like import slots, vocabularies
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.checked_json import kind_of
 from t5x_like.files.places import Place
+from t5x_like.vocabularies import CONFIG, SENTENCE_PIECE, TOKENIZER
 from t5x_like.vocabularies.kinds import _pipelines as pipelines
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
 from t5x_like.vocabularies.kinds._pipelines import text_of
 from t5x_like.vocabularies.kinds._tokenizer_files import ADDED, FLAGS, MODEL_CONFIG, NAMES, SPECIAL, VOCABULARY
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary, refusing
-from t5x_like.vocabularies.storage import CONFIG, FILES, SENTENCE_PIECE, TOKENIZER
 
 KIND = "published"
 BROUGHT = "huggingface."  # prefix of the names of the original files
@@ -91,7 +91,7 @@ class PublishedVocabulary(TokenizerVocabulary):
 
   def save(self, directory) -> None:
     brought = {BROUGHT + name: data for name, data in self.brought.items()}
-    storage.save(directory, KIND, self, {TOKENIZER: self.model, **brought}, published=dataclasses.asdict(self._facts))
+    shared.save(directory, KIND, self, {TOKENIZER: self.model, **brought}, published=dataclasses.asdict(self._facts))
 
   def exported(self) -> dict[str, bytes]:
     return self.brought
@@ -115,7 +115,7 @@ class PublishedVocabulary(TokenizerVocabulary):
 
 def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
   """Open a directory written by `save`."""
-  where, files = f"{directory / storage.MANIFEST}", manifest.get("files", {})
+  where, files = f"{directory / vocabularies.MANIFEST}", manifest.get("files", {})
   facts = Facts(**slots.fill(f"{where}: published", manifest.get("published"), Facts))
   if not isinstance(files, dict):
     raise UserError(f"{where}: found {kind_of(files)} in 'files', expected an object; copy the directory again")
@@ -123,9 +123,9 @@ def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
   for name in brought:
     file_names.check(f"{where}: files", name.removeprefix(BROUGHT), "copy the vocabulary again")
   return PublishedVocabulary(
-    storage.read(directory / TOKENIZER),
+    vocabularies.read(directory / TOKENIZER),
     facts,
-    {name.removeprefix(BROUGHT): storage.read(directory / name) for name in brought},
+    {name.removeprefix(BROUGHT): vocabularies.read(directory / name) for name in brought},
     str(directory / TOKENIZER),
   )
 
@@ -180,7 +180,7 @@ def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
     where, ids, {n: text_of(token) for n, token in named.items() if token}, model_config, config, sentinels
   )
   model = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
-  brought = {name: storage.read(directory / name) for name in FILES if (directory / name).exists()}
+  brought = {name: vocabularies.read(directory / name) for name in shared.FILES if (directory / name).exists()}
   return PublishedVocabulary(model, facts, brought, where)
 
 
@@ -246,7 +246,7 @@ def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pi
   for file in SENTENCE_PIECE:
     if (directory / file).exists() and name in pipelines.FROM_SENTENCE_PIECE:
       return pipelines.Pieces.of_sentence_piece(
-        storage.read(directory / file), name, _extra_ids(config, where), f"vocabulary {directory / file}"
+        vocabularies.read(directory / file), name, _extra_ids(config, where), f"vocabulary {directory / file}"
       )
   if name == "BertTokenizer" and (directory / "vocab.txt").exists():
     lines = _lines(directory / "vocab.txt")
@@ -318,11 +318,11 @@ def _as(token, known=None):
 
 def _extra_ids(config: dict[str, Any], where: str) -> int:
   extra_ids = config.get("extra_ids")
-  return protocol.T5_EXTRA_IDS if extra_ids is None else protocol.checked_extra_ids(extra_ids, f"{where}, {CONFIG}")
+  return shared.T5_EXTRA_IDS if extra_ids is None else shared.checked_extra_ids(extra_ids, f"{where}, {CONFIG}")
 
 
 def _lines(path: Place) -> list[str]:
   try:
-    return storage.read(path).decode().removesuffix("\n").split("\n")
+    return vocabularies.read(path).decode().removesuffix("\n").split("\n")
   except UnicodeDecodeError as error:
     raise UserError(f"{path}: not UTF-8 at byte {error.start}; copy it again") from None

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-import t5x_like.vocabularies.protocol as protocol
-import t5x_like.vocabularies.storage as storage
+import t5x_like.vocabularies.kinds._shared as shared
+from t5x_like import vocabularies
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.places import Place
 from t5x_like.vocabularies.kinds._pipelines import is_unigram
-from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, T5_EXTRA_IDS, UNK_ID, Vocabulary
+from t5x_like.vocabularies.kinds._shared import T5_EXTRA_IDS
+from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, UNK_ID, Vocabulary
 
 KIND = "sentencepiece"
 MODEL_FILE = "sentencepiece.model"
@@ -38,29 +39,29 @@ class SentencePieceVocabulary(Vocabulary):
   def __init__(self, model: bytes, extra_ids: int = T5_EXTRA_IDS, origin: str = "SentencePiece model"):
     self._processor = _processor(model, origin)
     self.model = model
-    self.extra_ids = protocol.checked_extra_ids(extra_ids, origin)
+    self.extra_ids = shared.checked_extra_ids(extra_ids, origin)
     self.pieces = self._processor.vocab_size()
     self.size = self.pieces + self.extra_ids
-    self.sentinels = protocol.top(self.size, self.extra_ids)
-    found = protocol.find_specials(self._special)
+    self.sentinels = shared.top(self.size, self.extra_ids)
+    found = shared.find_specials(self._special)
     self.mask_id, self.cls_id, self.sep_id = found["mask"], found["cls"], found["sep"]
     self.bos_id = self._processor.bos_id() if self._processor.bos_id() >= 0 else found["bos"]
-    self.special_ids = protocol.special_ids(self)
+    self.special_ids = shared.special_ids(self)
     spelled = (self._processor.id_to_piece(i) for i in range(self.pieces))
-    self.starts_word = protocol.words(self, (piece.startswith(_WORD_START) for piece in spelled))
-    self.fingerprint = protocol.fingerprint(KIND, model, self.extra_ids)
+    self.starts_word = shared.words(self, (piece.startswith(_WORD_START) for piece in spelled))
+    self.fingerprint = shared.fingerprint(KIND, model, self.extra_ids)
 
   def encode(self, text: str) -> list[int]:
-    return self._processor.encode(protocol.well_formed(text))
+    return self._processor.encode(shared.well_formed(text))
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     # One thread, because tools that tokenise much text run one process per core.
-    batch = self._processor.encode([protocol.well_formed(text) for text in texts], num_threads=1)
+    batch = self._processor.encode([shared.well_formed(text) for text in texts], num_threads=1)
     return [np.asarray(ids, np.int32) for ids in batch]
 
   def decode(self, ids: Sequence[int]) -> str:
     text = ""
-    for part in protocol.parts(ids, self):
+    for part in shared.parts(ids, self):
       if isinstance(part, str):
         text += f" {part}" if text else part
         continue
@@ -71,16 +72,16 @@ class SentencePieceVocabulary(Vocabulary):
     return text
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
-    return [protocol.sentinel_piece(self, i) or self._processor.id_to_piece(i) for i in map(int, ids)]
+    return [shared.sentinel_piece(self, i) or self._processor.id_to_piece(i) for i in map(int, ids)]
 
   def save(self, directory) -> None:
-    storage.save(directory, KIND, self, {MODEL_FILE: self.model})
+    shared.save(directory, KIND, self, {MODEL_FILE: self.model})
 
   def exported(self) -> dict[str, bytes]:
-    files = {storage.SENTENCE_PIECE[0]: self.model}
+    files = {vocabularies.SENTENCE_PIECE[0]: self.model}
     if is_unigram(self.model):  # `T5Tokenizer` assumes this of every model
       config = {"tokenizer_class": "T5Tokenizer", "extra_ids": self.extra_ids}
-      files[storage.CONFIG] = storage.config(self, config)
+      files[vocabularies.CONFIG] = shared.config(self, config)
     return files
 
   def _special(self, spelling: str) -> int | None:
@@ -90,13 +91,13 @@ class SentencePieceVocabulary(Vocabulary):
 
 
 def load(directory: Place, manifest: dict[str, Any]) -> SentencePieceVocabulary:
-  model, extra_ids = storage.model(directory / MODEL_FILE, manifest)
+  model, extra_ids = shared.model(directory / MODEL_FILE, manifest)
   return SentencePieceVocabulary(model, extra_ids, origin=str(directory / MODEL_FILE))
 
 
 def read(path: Place) -> SentencePieceVocabulary:
   """Read a model file made elsewhere; T5's sentinels are added."""
-  return SentencePieceVocabulary(storage.read(path), T5_EXTRA_IDS, origin=f"vocabulary {path}")
+  return SentencePieceVocabulary(vocabularies.read(path), T5_EXTRA_IDS, origin=f"vocabulary {path}")
 
 
 def _processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcessor:

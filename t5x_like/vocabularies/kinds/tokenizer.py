@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
+import t5x_like.vocabularies.kinds._shared as shared
 import t5x_like.vocabularies.protocol as protocol
-import t5x_like.vocabularies.storage as storage
+from t5x_like import vocabularies
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.places import Place
 from t5x_like.vocabularies.protocol import PAD_ID, Vocabulary
 
 KIND = "tokenizer"
-MODEL_FILE = storage.TOKENIZER
+MODEL_FILE = vocabularies.TOKENIZER
 SPELLINGS = {
   "pad": ("[PAD]", "<pad>"),
   "unk": ("[UNK]", "<unk>"),
@@ -54,7 +55,7 @@ class TokenizerVocabulary(Vocabulary):
   def __init__(self, model: bytes, origin: str = "tokenizer.json"):
     ids, added = self._open(model, origin)
     extra_ids = next(i for i in range(self.size + 1) if ids.get(f"<extra_id_{i}>") != self.size - 1 - i)
-    self.sentinels = protocol.top(self.size, extra_ids)
+    self.sentinels = shared.top(self.size, extra_ids)
     _check_pad(ids, origin)
     self.eos_id = _first(ids, "eos")
     if self.eos_id is None:
@@ -62,10 +63,10 @@ class TokenizerVocabulary(Vocabulary):
     self.unk_id = _first(ids, "unk")
     if self.unk_id is None:  # a byte-level model encodes every text
       self.unk_id = self.eos_id
-    found = protocol.find_specials(added.get)
+    found = shared.find_specials(added.get)
     self.mask_id, self.cls_id, self.sep_id, self.bos_id = (found[name] for name in protocol.SPECIAL)
     self._finish(added)
-    self.fingerprint = protocol.fingerprint(KIND, model, self.extra_ids)
+    self.fingerprint = shared.fingerprint(KIND, model, self.extra_ids)
 
   def _open(self, model: bytes, origin: str) -> tuple[dict[str, int], dict[str, int]]:
     """Read the file and return (the ids of all pieces, the ids of special pieces)."""
@@ -90,15 +91,15 @@ class TokenizerVocabulary(Vocabulary):
     self._never = np.zeros(self.size, bool)  # special tokens that text must not produce
     if not self.specials_in_text:
       self._never[[i for i in added.values() if i != self.unk_id]] = True
-    self.special_ids = protocol.special_ids(self) | frozenset(added.values()) - {self.unk_id}
+    self.special_ids = shared.special_ids(self) | frozenset(added.values()) - {self.unk_id}
     described = json.loads(self.model)
     self._byte_level = '"ByteLevel"' in json.dumps([described.get("decoder"), described.get("pre_tokenizer")])
     self._mark = (described["model"].get("continuing_subword_prefix") or "") if not self._byte_level else ""
-    self.starts_word = protocol.words(self, map(self._starts_word, self._spelled))
+    self.starts_word = shared.words(self, map(self._starts_word, self._spelled))
     self._cuts = _cuts_before_spaces(described)
 
   def encode(self, text: str) -> list[int]:
-    text = protocol.well_formed(text)
+    text = shared.well_formed(text)
     if self._is_long(text):
       return self._long(text).tolist()
     with refusing(self._origin, "the text cannot be encoded"):
@@ -106,12 +107,12 @@ class TokenizerVocabulary(Vocabulary):
 
   def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
     """Return the ids of a text and the (begin, end) of each id's characters in the text."""
-    found = self._tokenizer.encode(protocol.well_formed(text), add_special_tokens=False)
+    found = self._tokenizer.encode(shared.well_formed(text), add_special_tokens=False)
     return self._checked(found.ids).tolist(), found.offsets
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     # On all cores, unless TOKENIZERS_PARALLELISM=false, which tools with one process per core set.
-    texts = [protocol.well_formed(text) for text in texts]
+    texts = [shared.well_formed(text) for text in texts]
     ids = self._ids([text for text in texts if not self._is_long(text)])
     return [self._long(text) if self._is_long(text) else next(ids) for text in texts]
 
@@ -135,7 +136,7 @@ class TokenizerVocabulary(Vocabulary):
 
   def decode(self, ids: Sequence[int]) -> str:
     text = ""
-    for part in protocol.parts(ids, self):
+    for part in shared.parts(ids, self):
       if isinstance(part, str):
         text += f" {part}" if text and not self._byte_level else part
         continue
@@ -147,14 +148,14 @@ class TokenizerVocabulary(Vocabulary):
     return text
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
-    return [protocol.sentinel_piece(self, i) or self._spelled[i] or f"<{i}?>" for i in map(int, ids)]
+    return [shared.sentinel_piece(self, i) or self._spelled[i] or f"<{i}?>" for i in map(int, ids)]
 
   def save(self, directory) -> None:
-    storage.save(directory, KIND, self, {MODEL_FILE: self.model})
+    shared.save(directory, KIND, self, {MODEL_FILE: self.model})
 
   def exported(self) -> dict[str, bytes]:
-    config = storage.config(self, {"tokenizer_class": "PreTrainedTokenizerFast"})
-    return {MODEL_FILE: self.model, storage.CONFIG: config}
+    config = shared.config(self, {"tokenizer_class": "PreTrainedTokenizerFast"})
+    return {MODEL_FILE: self.model, vocabularies.CONFIG: config}
 
   def _checked(self, ids: list[int]) -> np.ndarray:
     """Convert ids to int32 and make special ids unknown, for words spelled like special tokens."""
@@ -169,7 +170,7 @@ class TokenizerVocabulary(Vocabulary):
 
 
 def load(directory: Place, manifest: dict[str, Any]) -> TokenizerVocabulary:
-  model, _ = storage.model(directory / MODEL_FILE, manifest)
+  model, _ = shared.model(directory / MODEL_FILE, manifest)
   return TokenizerVocabulary(model, origin=str(directory / MODEL_FILE))
 
 

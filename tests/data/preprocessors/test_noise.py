@@ -11,8 +11,8 @@ from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.tasks import denoising
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.kinds._shared import top
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
-from t5x_like.vocabularies.protocol import top
 
 SIZE, LENGTH, EXAMPLES = corpora.SIZE, 40, 50
 STYLES = ("bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling")

@@ -15,7 +15,7 @@ from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption, noise_counts, random_spans_lengths
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.vocabularies.protocol import top
+from t5x_like.vocabularies.kinds._shared import top
 
 SIZE, SENTINELS = 32_100, 100
 

@@ -1,0 +1,252 @@
+"""What a run takes from other runs, `config.init` and `config.teacher`: architecture, vocabulary, weights.
+
+Found by name where a recipe names such a run.
+
+Either is the workdir of a run, ours or made by `tools.convert_hf`. The run of `init` may have another task and another
+head. It gives the architecture, the vocabulary and every parameter that both models have; the recipe keeps its head,
+dropout and ways of computing. Only heads and adapters are new, and the other run's adapters are merged. A longer table
+of positions repeats the other's (Beltagy et al. 2020, section 5), a shorter one is its beginning; one for images is
+interpolated.
+
+A teacher may be of any family. Its parameters stand in the state beside the trained ones, as DPO's reference does:
+split over the same mesh, saved, restored and never changed. A resumed run takes them from its own checkpoint.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+import t5x_like.models
+from t5x_like import config as config_lib
+from t5x_like import slots, vocabularies
+from t5x_like.architectures.build import variant_of
+from t5x_like.data import tasks
+from t5x_like.errors import UserError, one_line
+from t5x_like.nn import params
+from t5x_like.nn.linear import ADAPTERS
+from t5x_like.runtime import process
+from t5x_like.training import trained
+from t5x_like.training import workdir as workdirs
+from t5x_like.training.build import REFERENCE, Parts
+from t5x_like.training.resolve import model_slot
+from t5x_like.training.state import TrainState
+
+RANDOM = "random"  # a teacher without a run
+_NEW = ("head/", "scores/")
+_OFF = ("dropout", "drop_path")  # of a teacher
+# Keys of config.model that a run with `init` keeps; the others are those of the run it starts from.
+_OWN = "head scores dropout drop_path resolution window pretrained_windows dtype layers remat".split()
+
+
+def inherited(config: ConfigDict) -> ConfigDict:
+  """Return a copy of a config with the architecture and vocabulary of the run that `config.init` names.
+
+  Raises:
+    UserError: there is no such run, or the config names another vocabulary.
+  """
+  found = ConfigDict(config.to_dict())
+  values = slots.fill("config.init", config.init, config_lib.Init)
+  if not values["inherit"]:
+    return found
+  directory = values["workdir"]
+  saved = workdirs.read(directory)
+  if saved is None:
+    raise UserError(
+      f"config.init.workdir: {directory} holds no run ({workdirs.FILE} is not there); give the workdir of a run, or"
+      " make one of a Hugging Face directory with python -m tools.convert_hf"
+    )
+  with found.unlocked(), found.ignore_type():
+    own = {key: value for key, value in config.model.to_dict().items() if key in _OWN}
+    theirs = {key: value for key, value in saved["model"].items() if key not in _OWN}
+    if theirs["name"] == "electra" and own.get("head") not in (None, "discriminator"):
+      theirs.pop("generator_size", None)
+      theirs["name"] = "t5x_like.models.electra:Discriminator"
+    changes = config.model.to_dict().get("design") or {}
+    theirs["design"] = dict(theirs.get("design") or {}) | changes
+    found.model = ConfigDict(theirs | own)
+    _lengthen(found)
+    found.init = ConfigDict(values | {"inherit": False})
+    if found.task.get("store") is not None or "vocab_size" not in found.model:
+      return found  # the store has its own, see `assembly`; images may have other classes
+    if found.task.get("vocabulary") is None:
+      found.task.vocabulary = f"{directory.rstrip('/')}/vocabulary"
+    else:
+      workdirs.check_vocabulary(directory, saved, vocabularies.load(found.task.vocabulary), found.task.vocabulary)
+  return found
+
+
+def _lengthen(config: ConfigDict) -> None:
+  """Give a model with learned positions as many as the task's rows are long."""
+  if "resolution" in config.model:
+    return
+  model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
+  position = config.model.design.to_dict().get("position", variant_of(model_class, config.model).design.position)
+  longest = max(config.task.get(key) or 0 for key in ("length", "inputs_length", "targets_length"))
+  if isinstance(position, dict) and position["name"] == "learned" and longest > position.get("length", 512):
+    config.model.design.position = position | {"length": longest}
+
+
+def teacher(config: ConfigDict, computed: dict[str, Any], platform: str | None) -> ConfigDict:
+  """Return `config.teacher` with the teacher's model in it.
+
+  Args:
+    computed: the student's dtype and layers, which the teacher shares.
+  Raises:
+    UserError: there is no such run.
+  """
+  values = slots.fill("config.teacher", config.teacher, config_lib.Teacher)
+  directory, model = values["workdir"], values["model"]
+  saved = workdirs.read(directory) if values["inherit"] and directory not in (None, RANDOM) else None
+  if saved is None and not model:
+    raise UserError(
+      f"config.teacher.workdir: found {directory!r}, expected the workdir of a run; train the teacher first, or make a"
+      " workdir of a Hugging Face directory with python -m tools.convert_hf"
+    )
+  model = model_slot("teacher.model", ConfigDict((saved["model"] if saved else model) | computed), platform)
+  for key in (key for key in _OFF if key in model):
+    model[key] = 0.0
+  return ConfigDict(values | {"model": model.to_dict(), "inherit": False})
+
+
+def check(config: ConfigDict, vocabulary) -> None:
+  """Refuse data that do not fit the runs that the config names; raise UserError."""
+  _check_start(config, vocabulary)
+  _check_teacher(config, vocabulary)
+
+
+def _check_start(config: ConfigDict, vocabulary) -> None:
+  """Refuse data of another vocabulary than the run of `config.init` has; classes of images may differ."""
+  if config.init and ("resolution" not in config.model or "vocab_size" in config.model):
+    saved = workdirs.read(config.init.workdir)
+    if saved is None:
+      raise UserError(f"config.init.workdir: {config.init.workdir} holds no run; restore it, its vocabulary is needed")
+    workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "that of the data")
+
+
+def _check_teacher(config: ConfigDict, vocabulary) -> None:
+  """Refuse a teacher of other classes, another vocabulary or other normalised pixels than the data's.
+
+  A teacher that is gone is not missed here: a resumed run has its parameters.
+  """
+  directory = config.teacher.get("workdir")
+  saved = workdirs.read(directory) if directory not in (None, RANDOM) else None
+  if saved is None:
+    return
+  if workdirs.vocabulary_print(saved) != vocabulary.fingerprint:
+    theirs = vocabularies.load(f"{directory}/vocabulary")
+    names = getattr(theirs, "names", None) and getattr(vocabulary, "names", None)
+    told = f"{len(theirs.names)} classes, {_short(theirs.names)}" if names else "another vocabulary"
+    ours = f"the {vocabulary.size} of the data, {_short(vocabulary.names)}" if names else "that of the data"
+    raise UserError(f"config.teacher.workdir: {directory} was trained with {told}, expected {ours}")
+  if "resolution" not in config.model or not saved["features"]:
+    return
+  pixels, ours = _normalisation(saved["task"]), _normalisation(config.task)
+  if pixels != ours:
+    raise UserError(
+      f"config.task: found {ours}, but the teacher in {directory} was trained with {pixels}; set them alike"
+    )
+
+
+def _normalisation(task: Mapping[str, Any]) -> str:
+  """Describe the mean and the deviation of pixels, by one number where all channels have the same."""
+  usual = slots.defaults(slots.find("config.task.name", task["name"], tasks, "task"))
+  given = ((name, task.get(name, usual.get(name, ()))) for name in ("mean", "std"))
+  return ", ".join(f"{name} {list(dict.fromkeys(x)) if len(set(x)) == 1 else list(x)}" for name, x in given)
+
+
+def _short(names) -> str:
+  return ", ".join(names[:4]) + ", …" * (len(names) > 4)
+
+
+def load(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[TrainState, dict[str, Any] | None]:
+  """Return a new run's state with the weights that the config asks for, and the content of `init.json`, if any.
+
+  Args:
+    config: resolved.
+    parts: the parts of this run.
+    state: fresh.
+  Raises:
+    UserError: no such checkpoint; a tensor outside the head is missing or has another shape; the teacher's model is not
+      `config.teacher.model`.
+  """
+  report = None
+  if config.init.get("weights"):
+    state, report = _started(config, parts, state)
+  return _taught(config, parts, state) if config.teacher else state, report
+
+
+def _started(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
+  directory = config.init.workdir
+  step, arrays, their_model = _of_run(directory, config.init.step, parts)
+  made, loaded, resized, initialised, ignored = dict(state.params), [], {}, [], sorted({*arrays} - {*state.params})
+  for name, fresh in state.params.items():
+    if config.teacher and name.startswith(REFERENCE):
+      continue  # the teacher's, loaded next
+    old = arrays.get(name.removeprefix(REFERENCE))
+    new = name.startswith(_NEW) or name.endswith(ADAPTERS)
+    if old is None or (new and old.shape != fresh.shape):
+      if not new:
+        raise UserError(f"config.init.workdir: {directory} has no tensor {name}; only heads may be new")
+      initialised.append(name)
+      ignored += [name] if old is not None else []
+      continue
+    loaded.append(name)
+    if old.shape != fresh.shape:
+      rows = next((sizes for sizes in zip(old.shape, fresh.shape) if sizes[0] != sizes[1]), (0, 0))
+      resized[name] = f"{rows[0]} to {rows[1]} rows"
+      old = _resized(name.removeprefix(REFERENCE), old, fresh, (parts.model, their_model), directory)
+    copies = name.startswith(REFERENCE)  # the step gives back the memory of each array of its state once
+    made[name] = jax.device_put(jnp.copy(old) if copies else old, fresh.sharding)
+  process.say(f"weights of {directory}, step {step}: {len(loaded)} of {len(loaded) + len(initialised)} tensors loaded")
+  lists = {"resized": [f"{n} ({how})" for n, how in resized.items()], "initialised": initialised, "ignored": ignored}
+  for word, names in lists.items():
+    process.say(f"  {word + ':':12} {', '.join(names) or 'none'}")
+  report = {"workdir": directory, "step": step, "loaded": loaded, "resized": resized}
+  return dataclasses.replace(state, params=made), report | {"initialised": initialised, "ignored": ignored}
+
+
+def _taught(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
+  directory = config.teacher.workdir
+  if directory == RANDOM:
+    process.say("teacher: random weights, from which nothing can be learned; set --config.teacher.workdir")
+    return state
+  if directory is None or workdirs.read(directory) is None:
+    raise UserError(f"config.teacher.workdir: found {directory!r}, which holds no run; give the workdir of the teacher")
+  step, arrays, _ = _of_run(directory, config.teacher.step, parts)
+  made = dict(state.params)
+  for name in [name for name in made if name.startswith(REFERENCE)]:
+    found, fresh = arrays.get(name.removeprefix(REFERENCE)), made[name]
+    if found is None or found.shape != fresh.shape:
+      shape = "none" if found is None else list(found.shape)
+      raise UserError(f"config.teacher.model: {name} has shape {list(fresh.shape)}, found {shape} in {directory}")
+    made[name] = jax.device_put(found, fresh.sharding)
+  process.say(f"teacher: weights of {directory}, step {step}")
+  return dataclasses.replace(state, params=made)
+
+
+def _of_run(directory: str, step: int | None, parts: Parts) -> tuple[int, dict[str, jax.Array], Any]:
+  """Return (step, parameters by name, abstract model) of another run, its adapters merged, on the mesh of this one."""
+  run = trained.open_saved(directory, parts.rules)
+  found, arrays = run.restore(step)
+  return found, params.arrays(trained.finished(params.with_arrays(run.model, arrays))), run.model
+
+
+def _resized(name: str, old: jax.Array, fresh: jax.Array, models: tuple[Any, Any], directory: str) -> jax.Array:
+  """Return a table of positions for this model, the first of `models`, made from the other's."""
+  module, other = (functools.reduce(getattr, name.split("/")[:-1], model) for model in models)
+  try:
+    made = module.resized(old, other) if hasattr(module, "resized") and old.shape[-1] == fresh.shape[-1] else old
+  except ValueError as error:
+    raise UserError(
+      f"config.init.workdir: tensor {name} of {directory} cannot be resized: {one_line(error)}"
+    ) from error
+  if made.shape != fresh.shape:
+    raise UserError(
+      f"config.init.workdir: tensor {name} has shape {list(old.shape)} in {directory}, {list(fresh.shape)} here"
+    )
+  return made

@@ -1,0 +1,174 @@
+"""Ids, sentinels and files that all kinds of vocabularies have in common."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_like.errors import UserError, one_line
+from t5x_like.files.file_names import shown
+from t5x_like.files.places import Place, place
+from t5x_like.vocabularies import CONFIG, FORMAT, MAIN, MANIFEST, read
+from t5x_like.vocabularies.protocol import SPECIAL, Vocabulary
+
+T5_EXTRA_IDS = 100
+BYT5_EXTRA_IDS = 125
+MOST_EXTRA_IDS = 2**18
+FILES = (  # of published tokenizers
+  *MAIN,
+  CONFIG,
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "merges.txt",
+  "source.spm",
+  "target.spm",
+  "generation_config.json",
+  "chat_template.jinja",
+)
+SPELLINGS = {
+  "mask": ("[MASK]", "<mask>"),
+  "cls": ("[CLS]", "<cls>"),
+  "sep": ("[SEP]", "<sep>"),
+  "bos": ("[BOS]", "<s>", "<bos>", "<|startoftext|>"),
+}
+
+
+def find_specials(piece_id: Callable[[str], int | None]) -> dict[str, int | None]:
+  """Look up mask, cls, sep and bos by their usual spellings; `piece_id` returns None for an unknown piece."""
+  found = {}
+  for name, spellings in SPELLINGS.items():
+    ids = (piece_id(spelling) for spelling in spellings)
+    found[name] = next((i for i in ids if i is not None), None)
+  return found
+
+
+def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
+  """Return the ids of a vocabulary that never stand for text."""
+  own = [vocabulary.pad_id, vocabulary.eos_id, *(getattr(vocabulary, f"{name}_id") for name in SPECIAL)]
+  return frozenset([*(i for i in own if i is not None), *vocabulary.sentinels])
+
+
+def words(vocabulary: Vocabulary, starts: Iterable[bool]) -> np.ndarray:
+  """Build the read-only `starts_word` from bools for the first ids; special ids and all further ids start words."""
+  table, given = np.ones(vocabulary.size, bool), np.fromiter(starts, bool)
+  table[: given.size] = given
+  table[list(vocabulary.special_ids)] = True
+  table.flags.writeable = False
+  return table
+
+
+def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | str]:
+  """Yield runs of text ids as lists and sentinels as their spelling; drop pad, EOS, BOS, CLS and SEP."""
+  run = []
+  dropped = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.bos_id, vocabulary.cls_id, vocabulary.sep_id}
+  for i in map(int, ids):
+    if i < 0:
+      raise UserError(
+        f"decode: found id {i}, expected ids in 0..{vocabulary.size - 1} (the vocabulary's size is {vocabulary.size})"
+      )
+    number = sentinel_number(vocabulary, i)
+    if number is not None or i == vocabulary.mask_id:
+      if run:
+        yield run
+      run = []
+      yield vocabulary.pieces_of([i])[0] if number is None else f"<extra_id_{number}>"
+    elif i not in dropped:
+      run.append(i)
+  if run:
+    yield run
+
+
+def sentinel_piece(vocabulary: Vocabulary, i: int) -> str | None:
+  """Return the spelling of a sentinel or of an id beyond the vocabulary; None for other ids."""
+  if i >= vocabulary.size:
+    return f"<{i}?>"
+  number = sentinel_number(vocabulary, i)
+  return None if number is None else f"<extra_id_{number}>"
+
+
+def sentinel_number(vocabulary: Vocabulary, i: int) -> int | None:
+  """Return the number of the sentinel with this id, or None."""
+  return _numbers(vocabulary).get(i)
+
+
+@functools.lru_cache(4)
+def _numbers(vocabulary: Vocabulary) -> dict[int, int]:
+  return {i: number for number, i in enumerate(vocabulary.sentinels)}
+
+
+def top(size: int, extra_ids: int) -> tuple[int, ...]:
+  """Return sentinels that count down from the highest id."""
+  return tuple(range(size - 1, size - 1 - extra_ids, -1))
+
+
+def checked_extra_ids(extra_ids, origin: str) -> int:
+  if not isinstance(extra_ids, int) or isinstance(extra_ids, bool) or not 0 <= extra_ids <= MOST_EXTRA_IDS:
+    raise UserError(
+      f"{origin}: found extra_ids {shown(extra_ids)}, expected a whole number of sentinels, 0 or more and at most"
+      f" {MOST_EXTRA_IDS}"
+    )
+  return extra_ids
+
+
+def fingerprint(kind: str, model: bytes, extra_ids: int) -> str:
+  return hashlib.sha256(f"{kind}\n{extra_ids}\n".encode() + model).hexdigest()
+
+
+def well_formed(text: str) -> str:
+  """Replace lone surrogates, which UTF-8 cannot encode, with U+FFFD, and join surrogate pairs."""
+  try:
+    text.encode()
+    return text
+  except UnicodeEncodeError:
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], **more: Any) -> None:
+  """Write the files and the manifest, which includes `more`; raise UserError on failure.
+
+  Each file replaces its predecessor atomically, because runs save their vocabulary at every start while others read it.
+  """
+  directory = place(directory)
+  own = {name: getattr(vocabulary, name) for name in ("mask_id", "cls_id", "sep_id", "bos_id")}
+  manifest = {
+    "format": FORMAT,
+    "kind": kind,
+    "files": {name: {"bytes": len(data)} for name, data in files.items()},
+    "size": vocabulary.size,
+    "extra_ids": vocabulary.extra_ids,
+    "pad_id": vocabulary.pad_id,
+    "eos_id": vocabulary.eos_id,
+    "unk_id": vocabulary.unk_id,
+    **{name: i for name, i in own.items() if i is not None},
+    **more,
+    "fingerprint": vocabulary.fingerprint,
+  }
+  try:
+    for name, data in files.items():
+      (directory / name).write_bytes(data)
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+  except OSError as error:
+    raise UserError(f"vocabulary {directory}: cannot be written ({one_line(error)})") from error
+
+
+def config(vocabulary: Vocabulary, more: dict[str, Any]) -> bytes:
+  """Return a `tokenizer_config.json` with the special pieces of a vocabulary."""
+  names = {name: getattr(vocabulary, f"{name}_id") for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+  pieces = {f"{name}_token": vocabulary.pieces_of([i])[0] for name, i in names.items() if i is not None}
+  return (json.dumps(pieces | more, indent=2, sort_keys=True) + "\n").encode()
+
+
+def model(path: Place, manifest: dict) -> tuple[bytes, int]:
+  """Read the model file of a directory, checked against its manifest; return it and the number of sentinels."""
+  where, data = str(path.parent / MANIFEST), read(path)
+  extra_ids = checked_extra_ids(manifest["extra_ids"], where)
+  found, stated = fingerprint(manifest["kind"], data, extra_ids), str(manifest["fingerprint"])
+  if found != stated:
+    raise UserError(
+      f"{path}: found a model of {len(data)} bytes with fingerprint {found[:12]}, expected {stated[:12]} as {MANIFEST}"
+      " states; the directory is damaged, copy or train it again"
+    )
+  return data, extra_ids
