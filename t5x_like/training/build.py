@@ -16,12 +16,11 @@ from t5x_like.nn import params, remat
 from t5x_like.nn.linear import has_adapters
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import tuning
+from t5x_like.training import tunings
 from t5x_like.training.guard import GUARDS, Guard, skipping
 from t5x_like.training.optimizer import OPTIMIZERS, bounded, layerwise
 from t5x_like.training.schedule import SCHEDULES, Schedule
 from t5x_like.training.state import TrainState, abstract_state
-from t5x_like.training.tuning import TUNINGS
 
 REFERENCE = "reference/"  # begins the names of a reference model's parameters
 _ADAPTERS = 1  # folded into the key of the model's parameters
@@ -93,7 +92,7 @@ def objective_of(config: ConfigDict) -> Callable:
 
 def model_of(config: ConfigDict):
   """Return (the abstract model, `key -> model`), with the adapters and the reference that the config asks for."""
-  tune = slots.make("config.tuning", config.tuning, TUNINGS)
+  tune = slots.make("config.tuning", config.tuning, tunings, "make")
   objective = slots.find("config.objective.name", config.objective.name, t5x_like.objectives, "Objective")
 
   def bare(key, slot="model", values=config.model):
@@ -117,12 +116,12 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
   optimizer = layerwise(inner, {name: p.axes for name, p in named.items()})
   if config.clip_norm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
-  tune = slots.make("config.tuning", config.tuning, TUNINGS)
+  tune = slots.make("config.tuning", config.tuning, tunings, "make")
   optimizer = bounded(tune.rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")})
   trained = [name for name in tune.trained(named) if not name.startswith(REFERENCE)]
   if len(trained) == len(named):
     return optimizer, None
-  return tuning.only(optimizer, trained), frozenset(trained)
+  return tunings.only(optimizer, trained), frozenset(trained)
 
 
 def _check_kept(config: ConfigDict, guard: Guard) -> None:

@@ -20,11 +20,10 @@ from t5x_like.data import tasks
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.places import place
-from t5x_like.training import phases
+from t5x_like.training import phases, tunings
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
-from t5x_like.training.tuning import TUNINGS
 
 _TO_TOTAL = ("linear", "cosine")  # schedules that end with the run by default
 
@@ -62,7 +61,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   whole = {"total_steps": config.total_steps} if config.schedule.name in _TO_TOTAL else {}
   resolved.schedule = _filled("schedule", ConfigDict(whole | config.schedule.to_dict()), schedule)
   resolved.guard = _filled("guard", config.guard, slots.find("config.guard.name", config.guard.get("name"), GUARDS))
-  tune = slots.find("config.tuning.name", config.tuning.get("name"), TUNINGS)
+  tune = slots.find("config.tuning.name", config.tuning.get("name"), tunings, "make")
   resolved.tuning = _as_saved(_filled("tuning", config.tuning, tune))
   if config.selection:
     resolved.selection = _filled("selection", config.selection, config_lib.Selection)

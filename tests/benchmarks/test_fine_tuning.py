@@ -17,9 +17,10 @@ from t5x_like.errors import UserError
 from t5x_like.models import bert
 from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import selection, tuning
+from t5x_like.training import selection
 from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve
+from t5x_like.training.tunings import head
 from tests.runs import alone, restored
 
 pytestmark = pytest.mark.usefixtures("compiled", "one_device")
@@ -140,7 +141,7 @@ def test_rates_fall_from_layer_to_layer(tmp_path):
 
 def test_a_model_without_a_head_has_none_to_train_alone():
   with pytest.raises(UserError, match="no head to train alone"):
-    tuning.head().trained({"embed/table": None})
+    head.make().trained({"embed/table": None})
 
 
 class _Config:

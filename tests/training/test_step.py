@@ -14,7 +14,7 @@ from t5x_like.nn import params
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import tuning
+from t5x_like.training import tunings
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import TrainState, abstract_state, shardings
@@ -164,7 +164,7 @@ def test_only_what_is_trained_has_a_gradient(accumulation_steps):
   rules = Rules.make(make_mesh({}, jax.devices()[:1]))
   schedule = SCHEDULES["constant"](learning_rate=RATE)
   axes = {n: p.axes for n, p in params.named_params(model).items()}
-  update = tuning.only(layerwise(OPTIMIZERS["sgd"](schedule, momentum=0.5), axes), names)
+  update = tunings.only(layerwise(OPTIMIZERS["sgd"](schedule, momentum=0.5), axes), names)
   own = TrainState(jnp.int32(0), first_arrays(), update.init(first_arrays()))
   assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(own.opt_state)} == set(names)
   options = dict(seed=3, accumulation_steps=accumulation_steps, trained=frozenset(names))

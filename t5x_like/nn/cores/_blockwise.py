@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t5x_like.nn.cores import Places, Softmax
 from t5x_like.nn.cores._blocks import padded, toeplitz
-from t5x_like.nn.cores._softmax import Places, Softmax
 from t5x_like.nn.cores.dense import NEGATIVE
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions import Position

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from t5x_like.nn.cores import Core
-from t5x_like.nn.cores._softmax import Places, Softmax
+from t5x_like.nn.cores import Core, Places, Softmax
 from t5x_like.nn.mask import Mask
 from t5x_like.parallel import constrain
 

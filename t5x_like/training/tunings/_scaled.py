@@ -1,0 +1,21 @@
+"""Rates as shares of the schedule's."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from t5x_like.training.tunings import Named
+
+
+def scaled(optimizer, scales: dict[str, np.ndarray | float]) -> optax.GradientTransformation:
+  """Return the optimizer, each parameter's update multiplied by its scale, one for all or for each layer."""
+
+  def update(grads: Named, state, params: Named, **extra):
+    updates, state = optimizer.update(grads, state, params, **extra)
+    found = {}
+    for name, u in updates.items():
+      scale = jnp.asarray(scales[name], u.dtype)
+      found[name] = u * scale.reshape(scale.shape + (1,) * (u.ndim - scale.ndim))
+    return found, state
+
+  return optax.GradientTransformationExtraArgs(optimizer.init, update)

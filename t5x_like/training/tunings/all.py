@@ -1,0 +1,7 @@
+"""All parameters, at the schedule's rate."""
+
+from t5x_like.training.tunings import Tuning
+
+
+def make() -> Tuning:
+  return Tuning()

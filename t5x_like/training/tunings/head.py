@@ -1,0 +1,18 @@
+"""The head alone."""
+
+from t5x_like.errors import UserError
+from t5x_like.training.tunings import Tuning
+
+_HEADS = ("head/", "scores/")
+
+
+def make(*, also: tuple[str, ...] = ()) -> Tuning:
+  """The head alone, on frozen features, and the parameters whose names begin with one of `also`."""
+
+  def trained(named):
+    found = [name for name in named if name.startswith((*_HEADS, *also))]
+    if not found:
+      raise UserError("config.tuning: the model has no head to train alone; set --config.tuning.name=all")
+    return found
+
+  return Tuning(trained=trained)

@@ -1,0 +1,35 @@
+"""Low-rank adapters."""
+
+import fnmatch
+
+from t5x_like.errors import UserError
+from t5x_like.nn.linear import ADAPTERS
+from t5x_like.nn.lora import adapted
+from t5x_like.slots import Positive
+from t5x_like.training.tunings import Tuning
+
+
+def make(
+  *,
+  rank: Positive = 8,
+  alpha: float = 16.0,
+  targets: tuple[str, ...] = ("query", "value"),
+  also: tuple[str, ...] = ("head/*/*", "scores/*"),
+) -> Tuning:
+  """Adapters on frozen kernels (Hu et al. 2021); see `nn/lora.py`.
+
+  Args:
+    rank: of the adapters.
+    alpha: their output is scaled by alpha / rank, so that one learning rate suits many ranks.
+    targets: patterns of the kernels that get one: `query`, `value`, `mlp/layer/*`, `*` for all but `also`.
+    also: patterns of parameters that are trained in full; by default those of a head for labels, which is new, but not
+      the kernel of a language model's.
+  """
+  if not targets:
+    raise UserError("config.tuning.targets: found none, expected names of kernels, such as query")
+
+  def trained(named):
+    own = [f"*/{name}" for name in ADAPTERS]
+    return [name for name in named if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*own, *also))]
+
+  return Tuning(lambda model, key: adapted(model, targets, rank, alpha, key, also), trained=trained)
