@@ -91,7 +91,7 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
   from t5x_like.interop import hf
   from t5x_like.nn import params
   from t5x_like.runtime import process
-  from t5x_like.runtime.environment import environment
+  from t5x_like.runtime.process import environment
   from t5x_like.training import assembly
   from t5x_like.training import workdir as workdirs
   from t5x_like.training.build import build

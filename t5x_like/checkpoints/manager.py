@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import sys
 import threading
@@ -20,10 +21,9 @@ import jax
 
 from t5x_like import checkpoints, slots
 from t5x_like.checkpoints import manifest as checkpoint_manifest
-from t5x_like.checkpoints.fingerprint import examine, fingerprints
-from t5x_like.checkpoints.manifest import Damaged, flatten
+from t5x_like.checkpoints.manifest import Damaged, disk_errno, flatten, together
 from t5x_like.checkpoints.orbax_steps import LocalSteps, quiet_abandoned_tasks
-from t5x_like.checkpoints.reading import disk_errno, together
+from t5x_like.checkpoints.tensors import examine, fingerprints
 from t5x_like.errors import (
   DamageError,
   NumericError,
@@ -35,6 +35,7 @@ from t5x_like.errors import (
   retried,
 )
 from t5x_like.files.places import is_remote, place
+from t5x_like.parallel import distributed
 
 _TIMEOUT_WORDS = ("DEADLINE_EXCEEDED", "timed out", "Timeout")
 _SECOND_LOOK_SECONDS = 0.5
@@ -342,3 +343,43 @@ def _before_threads_end(close: Callable[[], None]) -> None:
       print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
 
   getattr(threading, "_register_atexit", atexit.register)(finish)
+
+
+class SaveTimes:
+  """Says at which steps to save.
+
+  The clock is that of process 0. It is asked again when half of the time that is left, or a twentieth of all, should
+  have passed, judged by the steps since the last save, and so at few steps: the processes need not meet at each.
+
+  Args:
+    options: `config.checkpoint`, of which `every` counts steps and `minutes` may be None.
+    step: that the run starts from.
+    clock: seconds from any point.
+  """
+
+  def __init__(self, options, step: int, clock: Callable[[], float] = time.monotonic):
+    self._every, self._minutes, self._clock = options.every, options.minutes, clock
+    self._start(step)
+
+  def due(self, step: int) -> bool:
+    """Whether to save this step, now; all processes must ask after every step, and get the same answer."""
+    due = step % self._every == 0
+    if not due and step >= self._look:
+      ahead = distributed.from_first(lambda: self._ahead(step))
+      due, self._look = ahead == 0, step + ahead
+    if due:
+      self._start(step)
+    return due
+
+  def _start(self, step: int) -> None:
+    self._step, self._since = step, self._clock()
+    self._look = math.inf if self._minutes is None else step + 1
+
+  def _ahead(self, step: int) -> int:
+    """In how many steps to look at the clock again; 0 if the time is over."""
+    spent = self._clock() - self._since
+    left, taken = 60 * self._minutes - spent, max(1, step - self._step)
+    if left <= 0:
+      return 0
+    steps = min(left / 2, 3 * self._minutes) * taken / max(spent, 1e-3)
+    return max(1, min(taken, int(steps)))  # no more than were timed: the first has only been dispatched

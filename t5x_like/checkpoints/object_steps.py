@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from t5x_like.checkpoints.copies import Copies
 from t5x_like.checkpoints.manifest import Damaged
+from t5x_like.checkpoints.tensors import Copies
 from t5x_like.errors import TransientError
 from t5x_like.files.places import place
 from t5x_like.parallel import distributed

@@ -16,8 +16,8 @@ from absl import logging as absl_logging
 from etils import epath
 from jax.experimental import multihost_utils
 
-from t5x_like.checkpoints.copies import Copies
 from t5x_like.checkpoints.manifest import Damaged, flatten, nest
+from t5x_like.checkpoints.tensors import Copies
 from t5x_like.errors import one_line
 from t5x_like.files import local
 from t5x_like.files.local import synced

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import jax
 
-from t5x_like.checkpoints.save_times import SaveTimes
+from t5x_like.checkpoints.manager import SaveTimes
 from t5x_like.errors import Preempted
 from t5x_like.runtime import process
 from t5x_like.training.preemption import StopRequest

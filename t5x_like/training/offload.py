@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import optax
 
-from t5x_like.checkpoints.copies import HOST
+from t5x_like.checkpoints.tensors import HOST
 from t5x_like.errors import UserError
 from t5x_like.training.state import TrainState
 

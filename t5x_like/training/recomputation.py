@@ -5,8 +5,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from t5x_like.checkpoints.fingerprint import fingerprints
 from t5x_like.checkpoints.manifest import flatten
+from t5x_like.checkpoints.tensors import fingerprints
 from t5x_like.errors import TransientError
 from t5x_like.training.state import TrainState, to_tree
 

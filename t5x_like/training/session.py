@@ -16,7 +16,6 @@ from t5x_like.files.places import check_writable, is_remote
 from t5x_like.parallel import distributed
 from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
 from t5x_like.runtime import process
-from t5x_like.runtime.environment import environment
 from t5x_like.runtime.watchdog import Watchdog
 from t5x_like.training import history, imported
 from t5x_like.training import workdir as workdirs
@@ -144,7 +143,7 @@ class Session:
         workdirs.write(self.workdir, "init.json", loaded)
       if back:
         set_aside(self.workdir)
-      found = environment() | made.cores
+      found = process.environment() | made.cores
       workdirs.write(self.workdir, workdirs.FILE, self.identity)
       workdirs.write(self.workdir, "environment.json", found)
       history.add_start(self.workdir, step, self.identity, self._changes, found, back_to)

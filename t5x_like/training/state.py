@@ -10,8 +10,8 @@ import optax
 from t5x_like.checkpoints.manifest import flatten, nest
 from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import guard, optimizer_names
-from t5x_like.training.optimizer import state_axes
+from t5x_like.training import guard
+from t5x_like.training.optimizer import from_named, state_axes, to_named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +66,10 @@ def shardings(state):
 
 
 def to_tree(state: TrainState) -> dict:
-  """Return the state as nested dicts with string keys, as in a checkpoint; see `optimizer_names`."""
+  """Return the state as nested dicts with string keys, as in a checkpoint; see `optimizer.to_named`."""
   named = {"step": state.step} | {f"params/{name}": x for name, x in state.params.items()}
   named |= {f"guard/{name}": x for name, x in state.watch.items()}
-  return nest(named | optimizer_names.to_named(state.opt_state))
+  return nest(named | to_named(state.opt_state))
 
 
 def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformation) -> TrainState:
@@ -81,8 +81,8 @@ def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformat
   named, own = flatten(tree), shardings(like)
   params = {name: named[f"params/{name}"] for name in like.params}
   watch = guard.watch() | {name: named[f"guard/{name}"] for name in like.watch if f"guard/{name}" in named}
-  if optimizer_names.to_named(like.opt_state).keys() <= named.keys():
-    opt_state = optimizer_names.from_named(named, like.opt_state)
+  if to_named(like.opt_state).keys() <= named.keys():
+    opt_state = from_named(named, like.opt_state)
   else:
     opt_state = jax.jit(optimizer.init, out_shardings=own.opt_state)(params)
   return TrainState(named["step"], params, opt_state, jax.jit(lambda w: w, out_shardings=own.watch)(watch))

@@ -20,8 +20,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from t5x_like.checkpoints import orbax_steps
-from t5x_like.checkpoints.fingerprint import fingerprints
 from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.checkpoints.tensors import fingerprints
 from t5x_like.errors import DamageError, TransientError, UserError
 
 REPO = pathlib.Path(__file__).resolve().parents[2]

@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from t5x_like.checkpoints.save_times import SaveTimes
+from t5x_like.checkpoints.manager import SaveTimes
 
 
 class Clock:

@@ -8,7 +8,7 @@ import pytest
 
 from t5x_like.errors import UserError
 from t5x_like.report.page import write_report
-from t5x_like.runtime.environment import environment
+from t5x_like.runtime.process import environment
 
 
 def fill(workdir):

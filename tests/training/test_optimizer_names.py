@@ -10,7 +10,7 @@ import pytest
 
 from t5x_like import train
 from t5x_like.checkpoints import manager, manifest
-from t5x_like.training import optimizer_names
+from t5x_like.training import optimizer
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from tests.runs import NANO, prints
 from tests.training.test_optimizer import AXES, SHAPES
@@ -46,7 +46,7 @@ def state_of(optimizer):
 @pytest.mark.parametrize("case", CASES)
 def test_names_are_those_of_the_statistics_and_wrappers_leave_no_trace(case):
   states = {name: state_of(optimizer) for name, optimizer in wrapped(CASES[case]).items()}
-  named = {name: optimizer_names.to_named(state) for name, state in states.items()}
+  named = {name: optimizer.to_named(state) for name, state in states.items()}
   statistics = {
     "adafactor": ("adafactor/v", "adafactor/v_row", "adafactor/v_col"),
     "adamw": ("adam/mu", "adam/nu"),
@@ -62,7 +62,7 @@ def test_names_are_those_of_the_statistics_and_wrappers_leave_no_trace(case):
   for name, tensors in named.items():
     assert set(tensors) == expected
     assert all(np.array_equal(x, named["bare"][n]) for n, x in tensors.items())
-    back = optimizer_names.from_named(tensors, states[name])
+    back = optimizer.from_named(tensors, states[name])
     assert jax.tree.structure(back) == jax.tree.structure(states[name])
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(states[name])))
 

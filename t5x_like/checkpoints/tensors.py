@@ -1,6 +1,7 @@
-"""Fingerprints of tensors: 64 bits over every bit and its position, computed where the tensor lives.
+"""The tensors to save: fingerprints, and copies so that training goes on while they are written.
 
-A checkpoint stores one fingerprint per tensor, so that corruption on disk is detected. It is a sum (modulo 2**32) of
+A fingerprint is 64 bits over every bit and its position, computed where the tensor lives. A checkpoint stores one per
+tensor, so that corruption on disk is detected. It is a sum (modulo 2**32) of
 mixed words, each word mixed with the linear index of its element: integer addition is associative and commutative, so
 the sum is the same for any mesh, sharding and number of processes, and no tensor leaves its devices. The mixing step is
 the finaliser of MurmurHash3 (A. Appleby, public domain), a bijection of 32-bit words, so a single changed word always
@@ -8,12 +9,18 @@ changes the first sum.
 """
 
 import functools
+import logging
 import math
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from t5x_like.errors import one_line
+
+HOST = "pinned_host"  # the memory of a device's host that the device reaches
+_MOST_PINNED = 2**35  # bytes; XLA gives a process on GPUs 64 GB of pinned memory, and orbax may copy it once more
+_log = logging.getLogger("t5x_like.checkpoint")
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 
 
@@ -84,3 +91,35 @@ def examine(tensors: dict[str, jax.Array]) -> tuple[dict[str, str], list[str]]:
       jax.block_until_ready(sums[name])
   found = jax.device_get(sums)
   return {name: f"{int(a):08x}{int(b):08x}" for name, (a, b, _) in found.items()}, [n for n in found if found[n][2]]
+
+
+class Copies:
+  """Makes copies of tensors that stay when the tensors are donated, without waiting for them.
+
+  They are in the hosts' memory. Where it holds too little, or on a platform that cannot do it, there are none.
+  """
+
+  def __init__(self):
+    self._works: bool | None = None  # not tried yet
+
+  def __call__(self, tensors: dict[str, jax.Array]) -> dict[str, jax.Array] | None:
+    if not tensors or self._works is False:
+      return None
+    shardings = {name: x.sharding for name, x in tensors.items()}
+    if jax.default_backend() == "cpu":
+      return jax.jit(_copied, out_shardings=shardings)(tensors)
+    if sum(shard.data.nbytes for x in tensors.values() for shard in x.addressable_shards) > _MOST_PINNED:
+      return None
+    try:
+      copies = jax.device_put(tensors, {name: s.with_memory_kind(HOST) for name, s in shardings.items()})
+      if self._works is None:
+        jax.block_until_ready(copies)
+    except (ValueError, RuntimeError) as error:
+      _log.warning("checkpoints are written without copies in pinned memory, steps wait longer: %s", one_line(error))
+      copies = None
+    self._works = copies is not None
+    return copies
+
+
+def _copied(tensors: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  return jax.tree.map(jnp.copy, tensors)
