@@ -29,7 +29,7 @@ class Corpus:
     data_dir: the directory of prepared TensorFlow datasets, present or future.
     clean: comma-separated cleaning steps; see `tools.prepare_data`.
     validation_fraction: the share of documents held out of train if the source has no validation split.
-    cache: the directory for the new store; None uses the default of `data/cache.py`.
+    cache: the directory for the new store; None uses `data.cache_directory()`.
   """
 
   source: str

@@ -69,15 +69,14 @@ def main(argv: list[str]) -> None:
   if args.suite is not None:
     return _suite(args, overrides)
 
-  from t5x_like.data import cache
+  from t5x_like import data, report
   from t5x_like.files.places import check_writable
-  from t5x_like.report import results
   from t5x_like.runtime import process
   from t5x_like.training import trained, workdir
   from t5x_like.training.evaluation import Evaluation
 
   process.prepare()
-  cache.use(args.workdir)
+  data.use_cache(args.workdir)
   run = trained.open_run(args.workdir, args.config, overrides)
   config = run.config
   only = None if args.evals is None else args.evals.split(",")
@@ -101,7 +100,7 @@ def main(argv: list[str]) -> None:
       if group.predictions or group.samples:
         workdir.write_lines(folder, f"{name}.jsonl", group.predictions or group.samples)
   task = evaluation.task
-  results.draw(f"{args.workdir}/evaluations", config, run, arrays, task, task, groups)
+  report.draw(f"{args.workdir}/evaluations", config, run, arrays, task, task, groups)
 
 
 def _check_flags(args) -> None:

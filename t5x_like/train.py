@@ -25,15 +25,14 @@ def main(argv: list[str]) -> None:
   if window is not None and window.start >= config.total_steps:
     raise UserError(f"--profile={args.profile}: the run ends at step {config.total_steps}; name steps before that")
 
-  from t5x_like.data import cache
+  from t5x_like import data
   from t5x_like.runtime import compile_cache, process
-  from t5x_like.training import imported
-  from t5x_like.training.resolve import resolve
+  from t5x_like.training.resolve import adopted, resolve
 
   process.prepare()
-  cache.use(args.workdir)
+  data.use_cache(args.workdir)
   process.say(compile_cache.use(args.workdir))
-  config = resolve(imported.adopt(config, args.workdir))
+  config = resolve(adopted(config, args.workdir))
   process.say(config_lib.to_json(config))
 
   from t5x_like.training.loop import train

@@ -130,7 +130,7 @@ def _with_architecture(config, directory: str):
   import t5x_like.models
   from t5x_like import slots
   from t5x_like.interop import hf
-  from t5x_like.training import imported
+  from t5x_like.training import other_runs
 
   model_class, variant = hf.architecture(directory)
   ours = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
@@ -143,19 +143,19 @@ def _with_architecture(config, directory: str):
   text = hasattr(variant, "vocab_size")
   of_images = {key: found[key] for key in ("head", "labels", "queries") if key in found}
   more = {"vocab_size": variant.vocab_size, "tokens": {}} if text else of_images
-  return imported.with_model(config, {"variant": found} | more, directory)
+  return other_runs.with_model(config, {"variant": found} | more, directory)
 
 
 def _record(workdir: str, config, vocabulary) -> dict:
   """Write the vocabulary and the marks of imported weights; return the identity of a run that has seen no data yet."""
   from t5x_like import data
-  from t5x_like.training import imported
+  from t5x_like.training import other_runs
   from t5x_like.training import workdir as workdirs
 
   prints = {"data_edition": data.EDITION, "vocabulary": vocabulary.fingerprint}
   identity = config.to_dict() | {"fingerprints": prints, "features": {}}
-  model = {key: value for key, value in identity["model"].items() if key in imported.OWN}
-  workdirs.write(workdir, imported.FILE, {"model": model, "vocabulary": vocabulary.fingerprint})
+  model = {key: value for key, value in identity["model"].items() if key in other_runs.OWN}
+  workdirs.write(workdir, workdirs.IMPORTED, {"model": model, "vocabulary": vocabulary.fingerprint})
   vocabulary.save(f"{workdir}/vocabulary")
   return identity
 

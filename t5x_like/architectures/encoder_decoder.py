@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from t5x_like import nn, slots
 from t5x_like.architectures.architecture import Architecture, Batch, aligned
 from t5x_like.architectures.build import StackBuilder, deepnorm_weights
 from t5x_like.architectures.heads import lm
-from t5x_like.nn.decode import DecodeState
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask, positions
@@ -78,14 +78,15 @@ class EncoderDecoder(Architecture):
     real_BP = jnp.ones(forced_BP.shape, bool) if pad is None else forced_BP != pad
     return tokens_BP, jnp.concatenate([jnp.ones((B, 1), bool), real_BP], axis=1)
 
-  def start_decoding(self, batch: Batch, slots: int) -> DecodeState:
-    """Encode `encoder_input_tokens` and make an empty cache for `slots` decoded tokens."""
+  def start_decoding(self, batch: Batch, room: int):
+    """Encode `encoder_input_tokens`; return a `nn.decode.DecodeState` with an empty cache for `room` tokens."""
     memory_BSD, k_pos, _, k_valid, _ = self.encode(batch)
     B = memory_BSD.shape[0]
-    start = CacheStart(B, slots, self.dtype, memory_BSD, Mask(k_pos, k_pos))
-    return DecodeState.empty(self.decoder.start_cache(start), B, slots, memory_pos=k_pos, memory_valid=k_valid)
+    start = CacheStart(B, room, self.dtype, memory_BSD, Mask(k_pos, k_pos))
+    empty = slots.module("decode", nn).DecodeState.empty
+    return empty(self.decoder.start_cache(start), B, room, memory_pos=k_pos, memory_valid=k_valid)
 
-  def decode(self, tokens_BT: jax.Array, state: DecodeState, valid_BT=None, prefix_BT=None):
+  def decode(self, tokens_BT: jax.Array, state, valid_BT=None, prefix_BT=None):
     """Feed the next tokens through the cache (see `DecodeState.advance`); return (logits [B, T, V], state)."""
     q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
     memory_mask = Mask(q_pos, state.memory_pos, k_valid=state.memory_valid)

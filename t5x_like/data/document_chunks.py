@@ -4,7 +4,7 @@ A document is cut from its beginning into chunks of `length` tokens; the last ma
 the store, so an epoch has every chunk once. A document's length determines its number of chunks. Opening the chunks for
 the first time counts the chunks before every block of 256 documents: it reads all document ends (8 bytes per document)
 and holds one number per block (a 32nd of a byte per document). The counts of large stores are cached under
-`data.cache.directory()`, named by a hash of everything they depend on; if that is not writable, they are counted again.
+`data.cache_directory()`, named by a hash of everything they depend on; if that is not writable, they are counted again.
 Chunk i is located by bisection among the blocks and then in the 256 lengths of its block, which are read on demand.
 
 An EOS that the store appended to every document is not part of it. Worked example, documents of 5, 1 and 4 tokens,
@@ -23,7 +23,7 @@ import os
 import numpy as np
 
 from t5x_like.corpora import progress_files
-from t5x_like.data import cache, random
+from t5x_like.data import cache_directory, random
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files.places import place
@@ -128,7 +128,7 @@ class Chunks:
     about = {"edition": _EDITION, "store": self.tokens.fingerprint, **self._facts()}
     about["firsts"] = hashlib.sha256(self._first_document.tobytes()).hexdigest()
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    file = place(cache.directory()) / "chunks" / key[:32]
+    file = place(cache_directory()) / "chunks" / key[:32]
     if found := progress_files.load_arrays(file):
       return found
     counts = self._count_all()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like import config, slots
-from t5x_like.data import cache, preprocessors, tasks
+from t5x_like.data import cache_directory, preprocessors, tasks
 from t5x_like.data.features import Feature
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.stream import Stream
@@ -128,7 +128,7 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
   arguments, corpus = config.corpus_from(where, arguments, function)
   given: dict[str, Any] = {}
   if corpus:
-    corpus = dataclasses.replace(corpus, cache=corpus.cache or cache.directory())
+    corpus = dataclasses.replace(corpus, cache=corpus.cache or cache_directory())
     given["store"] = functools.partial(slots.find(where, "corpus", _PREPARERS, "prepared"), corpus)
   elif arguments.get("store") == "builtin" and "store" in slots.takes(function):
     given["store"] = slots.find(where, arguments.pop("store"), _PREPARERS, "prepared")

@@ -26,7 +26,7 @@ from t5x_like.parallel.rules import rows_by_process
 from t5x_like.planning import hardware, minimum, products, search, steps
 from t5x_like.planning.collectives import Collective, collectives
 from t5x_like.planning.hlo import Program
-from t5x_like.training import flops
+from t5x_like.training import compilation
 from t5x_like.training.build import build
 
 _GIGA = 1e9
@@ -166,7 +166,7 @@ def _costs(told, topology: hardware.Topology, program: Program, rows: list[Colle
   if topology.chip is None:
     return costs
   chip, flat = topology.chip, mesh_devices.reshape(-1)
-  peak, _ = flops.peak_flops(flat[0])
+  peak, _ = compilation.peak_flops(flat[0])
   expected = products.cycles(program) / chip.clock
   waiting = {True: 0.0, False: 0.0}
   for row in rows:

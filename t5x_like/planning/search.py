@@ -24,7 +24,7 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.planning import hardware, minimum, steps
 from t5x_like.planning.child import Request
 from t5x_like.planning.child import plan as planned
-from t5x_like.training import flops
+from t5x_like.training import compilation
 from t5x_like.training.build import abstract_batch, build
 from t5x_like.training.state import abstract_state
 
@@ -66,12 +66,12 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
   parts = build(base, devices[:1])
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
-  row = flops.step_flops(parts.model, parts.objective, abstract_batch(base, parts.rules, task))  # of one row
+  row = compilation.step_flops(parts.model, parts.objective, abstract_batch(base, parts.rules, task))  # of one row
   tokens = sum(math.prod(f.shape) for name, f in task.features.items() if name.endswith("_input_tokens"))
   kept = _kept(parts.model, task, itemsize)
   chip = topology.chip
   memory = chip.memory if chip else math.inf
-  peak, link = (flops.peak_flops(devices[0])[0], 2 * chip.link) if chip else (1e11, 1e10)
+  peak, link = (compilation.peak_flops(devices[0])[0], 2 * chip.link) if chip else (1e11, 1e10)
   for mesh in _meshes(config, topology.slices, len(devices)):
     try:
       rules = Rules.make(make_mesh(mesh, devices), config.rules.to_dict())

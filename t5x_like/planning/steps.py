@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from t5x_like.data import features
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.nn import params
-from t5x_like.training import assembly, compilation, flops, phases
+from t5x_like.training import assembly, compilation, phases
 from t5x_like.training.build import Parts, abstract_batch
 from t5x_like.training.resolve import resolve as resolved
 from t5x_like.training.resolve import table_size
@@ -32,7 +32,7 @@ class Step:
   Attributes:
     batch: shapes and shardings of its input.
     lower: traces and lowers the step.
-    model_flops: the model FLOPs of the whole step, over all devices; see `training/flops.py`.
+    model_flops: the model FLOPs of the whole step, over all devices; see `training/compilation.py`.
   """
 
   batch: dict[str, jax.ShapeDtypeStruct]
@@ -83,7 +83,7 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
   assembly.check_task(config, parts, task)
   if kind == "train":
     batch = abstract_batch(config, parts.rules, task)
-    cost = flops.step_flops(parts.model, parts.objective, batch)
+    cost = compilation.step_flops(parts.model, parts.objective, batch)
     return Step(batch, lambda: compilation.lower_step(config, parts, batch), cost)
   if kind == "eval":
     batch = _evaluated(config, parts, task)
@@ -95,7 +95,7 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
     with parts.rules.activate():
       return function(params.with_arrays(parts.model, arrays), batch)
 
-  cost = flops.forward_flops(function, parts.model, batch)
+  cost = compilation.forward_flops(function, parts.model, batch)
   return Step(batch, lambda: jax.jit(run).lower(parts.state.params, batch), cost)
 
 

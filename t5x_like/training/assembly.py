@@ -19,7 +19,7 @@ from t5x_like.architectures.build import variant_of
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.runtime import process
-from t5x_like.training import imported, phases
+from t5x_like.training import phases
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.build import Parts, abstract_batch, build, check_batch
 from t5x_like.training.evaluation import Evaluation
@@ -68,9 +68,8 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
   split = config.train_split
   made = phases.build(config, lambda values: process.build_task("task", values.pop("name"), split, values))
   vocabulary = made[-1].task.vocabulary
-  imported.check_vocabulary(workdir, vocabulary)
-  if config.init or config.teacher:
-    slots.module("other_runs", training).check(config, vocabulary)
+  if config.init or config.teacher or workdirs.imported(workdir):
+    slots.module("other_runs", training).check(config, vocabulary, workdir)
   config = with_tokens(config, vocabulary)
   parts = build(config)
   check_vocabulary(config, vocabulary)

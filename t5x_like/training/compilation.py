@@ -1,20 +1,55 @@
-"""Compile the step of a run, and compute its cost."""
+"""Compile the step of a run, and compute its cost: its FLOPs and the devices' peak, the two numbers behind MFU."""
 
 import dataclasses
 import math
+import os
+import re
 import time
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.extend import core
 from ml_collections import ConfigDict
 
+from t5x_like.nn.attention import CAUSAL, Attention
 from t5x_like.nn.cores import cores_used, in_words
+from t5x_like.nn.cores.dense import Dense
+from t5x_like.objectives._cross_entropy import COLUMNS
 from t5x_like.parallel import distributed
 from t5x_like.runtime import compile_cache, process
-from t5x_like.training import flops
 from t5x_like.training.build import Parts, abstract_batch
 from t5x_like.training.state import shardings
 from t5x_like.training.step import make_step
+
+# Peak dense 16-bit FLOP/s of one jax device, from the vendors' data sheets, by the start of `device_kind`.
+_PEAK = {
+  "TPU v2": 22.5e12,  # a device is one of two cores of a chip
+  "TPU v3": 61.5e12,
+  "TPU v4 lite": 138e12,
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5e": 197e12,
+  "TPU v5p": 459e12,
+  "TPU v5": 459e12,
+  "TPU v6 lite": 918e12,
+  "TPU v6e": 918e12,
+  "TPU7x": 1153.5e12,
+  "NVIDIA B200": 2250e12,
+  "NVIDIA H200": 989e12,
+  "NVIDIA H100 PCIe": 756e12,
+  "NVIDIA H100": 989e12,
+  "NVIDIA GH200": 989e12,
+  "NVIDIA A100": 312e12,
+  "NVIDIA L40S": 362e12,
+  "NVIDIA L40": 181e12,
+  "NVIDIA L4": 121e12,
+  "NVIDIA A10G": 70e12,
+  "NVIDIA A10": 125e12,
+  "Tesla V100": 125e12,
+  "Tesla T4": 65e12,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +58,7 @@ class Cost:
 
   Attributes:
     positions: input positions of the global batch, padding included, or its images.
-    flops: model FLOPs, see `flops.step_flops`.
+    flops: model FLOPs, see `step_flops`.
     peak: peak FLOP/s of all devices together.
     of: the unit of `positions`, "tokens" or "images".
   """
@@ -56,8 +91,8 @@ def compile_step(config: ConfigDict, parts: Parts, task) -> tuple[Callable, Cost
   compiled = lowered.compile()
   # A process that compiled faster (from a cache) would time out in the first collective after 30 s.
   distributed.agree({"compiled step": "yes"}, timeout_seconds=3600)
-  cost, devices = flops.step_flops(parts.model, parts.objective, batch), jax.device_count()
-  peak, source = (config.peak_flops, "the config") if config.peak_flops else flops.peak_flops(jax.devices()[0])
+  cost, devices = step_flops(parts.model, parts.objective, batch), jax.device_count()
+  peak, source = (config.peak_flops, "the config") if config.peak_flops else peak_flops(jax.devices()[0])
   cores = ", ".join(f"{place}: {name}".replace("_", " ") for place, name in in_words(used).items())
   kept = " (from the cache)" if compile_cache.hits() > hits else ""
   process.say(
@@ -70,3 +105,113 @@ def compile_step(config: ConfigDict, parts: Parts, task) -> tuple[Callable, Cost
     return compiled, Cost(batch["image"].shape[0], cost, peak * devices, "images")
   positions = sum(math.prod(x.shape) for name, x in batch.items() if name.endswith("_input_tokens"))
   return compiled, Cost(positions, cost, peak * devices)
+
+
+def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct]) -> float:
+  """Count the model FLOPs of one train step: three times the matrix products of the forward pass.
+
+  The usual convention of MFU: a multiplication and an addition are two FLOPs; the backward pass costs twice the
+  forward pass; recomputation, elementwise work, gathers and the optimizer are free. Causal attention counts half of
+  what the dense core computes, because causality hides half of the logits (Dao 2023, section 4.1), and other exact
+  cores count as the dense one; bidirectional attention, and that of a batch with a bidirectional prefix, counts in
+  full. The count walks the traced forward pass (the dot_generals and convolutions in it, times the lengths of the scans
+  around them), so it holds for any model.
+
+  Args:
+    model: an abstract or concrete model.
+    objective: `(model, batch, key) -> (loss sum, sums)`.
+    batch: abstract features of the global batch.
+  """
+  return 3.0 * forward_flops(lambda model, batch: objective(model, batch, None)[0], _dense(model), batch)
+
+
+def _dense(model):
+  """Return the model with the dense core for every exact one, which computes the same function."""
+  made = jax.tree.map(lambda x: x, model)
+  for _, part in list(nnx.iter_modules(made)):
+    if isinstance(part, Attention) and part.core.exact:
+      part.core = Dense()
+  return made
+
+
+def forward_flops(function: Callable, *args) -> float:
+  """Count the FLOPs of the matrix products of one call of `function` on (abstract) arguments."""
+  return _flops(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def peak_flops(device: jax.Device) -> tuple[float, str]:
+  """Return (FLOP/s, source of the figure) of one device.
+
+  For accelerators the data sheet's dense 16-bit rate; for a CPU, or an accelerator not in the table, the float32
+  rate of a large matrix product, measured on all of the process's cores and shared among its CPU devices.
+  """
+  kind = device.device_kind
+  for name in sorted(_PEAK, key=len, reverse=True):
+    if kind.startswith(name):
+      return _PEAK[name], f"{name} data sheet, 16-bit"
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+  rate = compile_cache.remembered(f"matmul-{cores}", matmul_flops_per_second)
+  rate /= jax.local_device_count() if device.platform == "cpu" else 1
+  return rate, "float32 matrix product measured on this machine"
+
+
+def matmul_flops_per_second(dtype: str = "float32", repeats: int = 5, seconds: float = 1.0) -> float:
+  """Return the best rate of products of two square matrices that fill a device, of `repeats` times or `seconds`."""
+  best = 0.0
+  for size in (2048, 4096) if jax.default_backend() == "cpu" else (4096, 8192):
+    a = jnp.ones((size, size), dtype)
+    product = jax.jit(jnp.matmul).lower(a, a).compile()
+    product(a, a).block_until_ready()
+    end = time.perf_counter() + seconds
+    for _ in range(repeats):
+      start = time.perf_counter()
+      product(a, a).block_until_ready()
+      best = max(best, 2.0 * size**3 / (time.perf_counter() - start))
+      if time.perf_counter() > end:
+        break
+  return best
+
+
+def _flops(jaxpr: core.Jaxpr, halved: bool = False) -> float:
+  return sum(_equation_flops(equation, halved) for equation in jaxpr.eqns)
+
+
+def _equation_flops(equation, halved: bool) -> float:
+  """Count the FLOPs of one equation; `halved` means that causality is already accounted for."""
+  if not halved and CAUSAL in str(equation.source_info.name_stack):
+    return 0.5 * _equation_flops(equation, True)
+  name, params = equation.primitive.name, equation.params
+  if name == "dot_general":
+    (lhs_contracted, _), _ = params["dimension_numbers"]
+    contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
+    return 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted * _share(str(equation.source_info.name_stack))
+  if name == "ragged_dot_general":  # every row is multiplied by its group's matrix (mixtures of experts)
+    (lhs_contracted, _), _ = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
+    return 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted
+  if name == "conv_general_dilated":
+    kernel, out_features = equation.invars[1].aval, params["dimension_numbers"].rhs_spec[0]
+    window = math.prod(kernel.shape) / kernel.shape[out_features]  # already divided by feature groups
+    return 2.0 * math.prod(equation.outvars[0].aval.shape) * window
+  if name == "cond":
+    return max(_flops(branch.jaxpr, halved) for branch in params["branches"])
+  if name == "custom_vjp_call":
+    return _flops(params["call_jaxpr"].jaxpr, halved)
+  times = params["length"] if name == "scan" else 1
+  return times * sum(_flops(inner, halved) for inner in _inner(params))
+
+
+def _share(scopes: str) -> float:
+  """Return the share of a product's columns that counts: chunks of a vocabulary may overlap."""
+  found = re.search(COLUMNS + r"(\d+)_of_(\d+)", scopes)
+  return int(found[1]) / int(found[2]) if found else 1.0
+
+
+def _inner(params) -> list[core.Jaxpr]:
+  """Return the jaxprs among an equation's parameters, as jit, scan, checkpoint and while have them."""
+  found = []
+  for value in params.values():
+    jaxpr = getattr(value, "jaxpr", value)
+    if isinstance(jaxpr, core.Jaxpr):
+      found.append(jaxpr)
+  return found

@@ -1,12 +1,13 @@
-"""What a run takes from other runs, `config.init` and `config.teacher`: architecture, vocabulary, weights.
+"""What a run takes from elsewhere: the model of imported weights, and that of other runs, with weights and vocabulary.
 
-Found by name where a recipe names such a run.
+Found by name where a workdir holds imported weights, or a recipe names another run. Imported weights fix the model and
+the vocabulary; the recipe decides the rest.
 
-Either is the workdir of a run, ours or made by `tools.convert_hf`. The run of `init` may have another task and another
-head. It gives the architecture, the vocabulary and every parameter that both models have; the recipe keeps its head,
-dropout and ways of computing. Only heads and adapters are new, and the other run's adapters are merged. A longer table
-of positions repeats the other's (Beltagy et al. 2020, section 5), a shorter one is its beginning; one for images is
-interpolated.
+`config.init` and `config.teacher` name the workdir of a run, ours or made by `tools.convert_hf`. The run of `init` may
+have another task and another head. It gives the architecture, the vocabulary and every parameter that both models have;
+the recipe keeps its head, dropout and ways of computing. Only heads and adapters are new, and the other run's adapters
+are merged. A longer table of positions repeats the other's (Beltagy et al. 2020, section 5), a shorter one is its
+beginning; one for images is interpolated.
 
 A teacher may be of any family. Its parameters stand in the state beside the trained ones, as DPO's reference does:
 split over the same mesh, saved, restored and never changed. A resumed run takes them from its own checkpoint.
@@ -37,10 +38,32 @@ from t5x_like.training.resolve import model_slot
 from t5x_like.training.state import TrainState
 
 RANDOM = "random"  # a teacher without a run
+OWN = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")  # keys of config.model fixed by weights
+_TRAINING = ("core", "init_stddev", "residual_init", "embed_init", "mlp_dropout")  # cells of a design that are not
 _NEW = ("head/", "scores/")
 _OFF = ("dropout", "drop_path")  # of a teacher
 # Keys of config.model that a run with `init` keeps; the others are those of the run it starts from.
 _OWN = "head scores dropout drop_path resolution window pretrained_windows dtype layers remat".split()
+
+
+def with_model(config: ConfigDict, model: dict[str, Any], where: str) -> ConfigDict:
+  """Return a recipe's config with the `OWN` keys of another `config.model`; `where` holds its weights.
+
+  Raises:
+    UserError: the recipe is for another family.
+  """
+  made = ConfigDict(config.to_dict())
+  own = {key: value for key, value in model.items() if key in OWN}
+  if own.get("name", made.model.get("name")) != made.model.get("name"):
+    raise UserError(
+      f"config.model.name: found {made.model.get('name')!r}, but {where} holds {own['name']!r}; use a recipe of that "
+      "family"
+    )
+  design = made.model.to_dict().get("design", {})
+  design = {cell: value for cell, value in design.items() if cell in _TRAINING}
+  with made.model.unlocked(), made.model.ignore_type():
+    made.model = ConfigDict(made.model.to_dict() | own | {"design": design})
+  return made
 
 
 def inherited(config: ConfigDict) -> ConfigDict:
@@ -113,8 +136,14 @@ def teacher(config: ConfigDict, computed: dict[str, Any], platform: str | None) 
   return ConfigDict(values | {"model": model.to_dict(), "inherit": False})
 
 
-def check(config: ConfigDict, vocabulary) -> None:
-  """Refuse data that do not fit the runs that the config names; raise UserError."""
+def check(config: ConfigDict, vocabulary, workdir: str) -> None:
+  """Refuse data that do not fit the workdir's imported weights or the runs that the config names; raise UserError."""
+  found = workdirs.imported(workdir)
+  if found is not None and found["vocabulary"] != vocabulary.fingerprint:
+    raise UserError(
+      f"{workdir}: holds imported weights with their vocabulary, but the data were made with another; prepare them "
+      f"with --vocabulary={workdir}/vocabulary"
+    )
   _check_start(config, vocabulary)
   _check_teacher(config, vocabulary)
 

@@ -21,6 +21,7 @@ from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.places import place
 from t5x_like.training import phases, tunings
+from t5x_like.training import workdir as workdirs
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
@@ -69,6 +70,12 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   resolved.evals = {name: _evaluator(name, values) for name, values in config.evals.items()}
   phases.in_order(config)  # refuses phases that cannot be
   return resolved
+
+
+def adopted(config: ConfigDict, workdir: str) -> ConfigDict:
+  """Return the config with the model of a workdir's weights, if these were imported."""
+  found = workdirs.imported(workdir)
+  return slots.module("other_runs", training).with_model(config, found["model"], workdir) if found else config
 
 
 def _filled(

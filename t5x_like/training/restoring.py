@@ -8,7 +8,7 @@ from t5x_like.checkpoints.manifest import flatten
 from t5x_like.errors import UserError
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
-from t5x_like.training import imported, phases
+from t5x_like.training import phases, workdir
 from t5x_like.training.assembly import Assembly
 from t5x_like.training.session import Session
 from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
@@ -75,7 +75,7 @@ def _check_lost(session: Session, anew: bool) -> None:
   """Refuse to begin a run whose checkpoints are gone, unless that is asked for and the weights are the recipe's."""
   trained = session.past.trained
   told = f"{session.address}/checkpoints: holds no checkpoint, but {trained}; restore or mount the directory"
-  if trained and trained.startswith(imported.FILE):
+  if trained and trained.startswith(workdir.IMPORTED):
     raise UserError(f"{told}, or convert the weights again into another workdir")
   if trained and not anew:
     raise UserError(

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 from ml_collections import ConfigDict
 
-from t5x_like import slots, training
+from t5x_like import report, slots, training
 from t5x_like.files.places import directory
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
-from t5x_like.report import results
 from t5x_like.runtime import process
 from t5x_like.training import phases, restoring
 from t5x_like.training.assembly import Assembly, assemble
@@ -236,9 +235,9 @@ class Run:
     session.beat("making pictures")
     groups = self._evaluated[1] if self._evaluated and self._evaluated[0] == self.step else {}
     tasks = made.task, made.evaluation.task
-    results.draw(session.workdir, self.config, made.parts, self.state.params, *tasks, groups)
+    report.draw(session.workdir, self.config, made.parts, self.state.params, *tasks, groups)
     if process.first():
-      process.say(f"report: {session.address}/{results.write_page(session.workdir).name}")
+      process.say(f"report: {session.address}/{report.write_page(session.workdir).name}")
     session.flush()
 
 

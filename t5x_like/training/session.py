@@ -17,7 +17,6 @@ from t5x_like.parallel import distributed
 from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
 from t5x_like.runtime import process
 from t5x_like.runtime.watchdog import Watchdog
-from t5x_like.training import history, imported
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Assembly
 from t5x_like.training.meter import Goodput
@@ -104,18 +103,18 @@ class Session:
       self._stack = stack.pop_all()
 
   def _read_past(self) -> list:
-    rows = history.read(self.workdir, self.address)
+    rows = workdirs.history(self.workdir, self.address)
     identity = workdirs.read(self.workdir, self.address)
     intervals = {_count(one, "log_every") for one in [identity, *(row.get("config") for row in rows)]} - {None}
-    return [identity, history.went_back(rows), history.began(rows), self._trained(rows, identity), sorted(intervals)]
+    return [identity, workdirs.went_back(rows), workdirs.began(rows), self._trained(rows, identity), sorted(intervals)]
 
-  def _trained(self, rows: history.Rows, identity: dict[str, Any] | None) -> str | None:
+  def _trained(self, rows: workdirs.Rows, identity: dict[str, Any] | None) -> str | None:
     """Return the evidence that a step was saved, from history, imported weights or metrics."""
-    step = history.saved(rows)
+    step = workdirs.saved_step(rows)
     if step is not None:
-      return f"{history.FILE} says that step {step} was saved"
-    if (self.workdir / imported.FILE).exists():
-      return f"{imported.FILE} says that it holds imported weights"
+      return f"{workdirs.HISTORY} says that step {step} was saved"
+    if (self.workdir / workdirs.IMPORTED).exists():
+      return f"{workdirs.IMPORTED} says that it holds imported weights"
     last = max((row["step"] for row in self.metrics()), default=0)
     every = _count(identity and identity.get("checkpoint"), "every")
     if every and last > 2 * every:  # a save begins once the one before it is committed
@@ -146,7 +145,7 @@ class Session:
       found = process.environment() | made.cores
       workdirs.write(self.workdir, workdirs.FILE, self.identity)
       workdirs.write(self.workdir, "environment.json", found)
-      history.add_start(self.workdir, step, self.identity, self._changes, found, back_to)
+      workdirs.add_start(self.workdir, step, self.identity, self._changes, found, back_to)
       made.task.vocabulary.save(self.workdir / "vocabulary")
       self._noted = step > 0
     self._open_metrics(step, self.past.last_line(step))
@@ -158,7 +157,7 @@ class Session:
     self._writer.close()
     self.checkpoints.set_aside(step, "rolled_back")
     if self._primary:
-      history.add(self.workdir, {"rollback": why, "from": bad, "step": step, "batches_passed": passed})
+      workdirs.add_line(self.workdir, {"rollback": why, "from": bad, "step": step, "batches_passed": passed})
     self._open_metrics(step)
 
   def _open_metrics(self, step: int, expected: int = 0) -> None:
@@ -205,7 +204,7 @@ class Session:
     if self._primary and not self._noted and self.saved and self.checkpoints.committed(self.saved):
       self._noted = True
       self.check()
-      history.add(self.workdir, {"saved": self.saved})
+      workdirs.add_line(self.workdir, {"saved": self.saved})
       self.flush()
 
   def check(self) -> None:

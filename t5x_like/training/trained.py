@@ -17,9 +17,9 @@ from t5x_like.nn.linear import without_adapters
 from t5x_like.parallel.rules import Rules
 from t5x_like.rows import Opened, Runner
 from t5x_like.runtime import process
-from t5x_like.training import build, imported
+from t5x_like.training import build
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.resolve import resolve
+from t5x_like.training.resolve import adopted, resolve
 from t5x_like.training.state import abstract_params
 
 
@@ -122,7 +122,7 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
   if recipe is None:
     config = config_lib.restored(identity, overrides, f"{workdir}/{workdirs.FILE}")
   else:
-    config = imported.adopt(recipes.load(recipe, overrides), workdir)
+    config = adopted(recipes.load(recipe, overrides), workdir)
     if "tokens" in identity["model"]:
       with config.model.unlocked(), config.model.ignore_type():
         config.model.tokens = identity["model"]["tokens"]  # from the vocabulary

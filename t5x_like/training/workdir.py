@@ -1,18 +1,25 @@
-"""The files that identify a workdir's run, and the config changes that a resumed run may make."""
+"""The files that identify a workdir's run, and the config changes that a resumed run may make.
 
+`config.json` is the run's identity; `history.jsonl` has a line for each start, first save and rollback.
+"""
+
+import datetime
+import hashlib
 import json
 import logging
+import pathlib
 from typing import Any
 
 from t5x_like import config as config_lib
 from t5x_like import data, trust
 from t5x_like.errors import UserError, one_line
-from t5x_like.files import file_names, locks
+from t5x_like.files import checked_json, file_names, local, locks
 from t5x_like.files.locks import Lock
 from t5x_like.files.places import place
-from t5x_like.training import history
 
-FILE = "config.json"
+FILE, HISTORY = "config.json", "history.jsonl"
+IMPORTED = "imported.json"  # of weights that were trained elsewhere
+Rows = list[dict[str, Any]]
 _log = logging.getLogger("t5x_like.workdir")
 # With any of these changed, a run would resume from a state or a data order that is not its own ...
 _FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name", "tuning.", "teacher.")
@@ -59,19 +66,34 @@ def read(workdir, address=None) -> dict[str, Any] | None:
     damage = "missing"
   except (ValueError, RecursionError) as error:
     damage = f"damaged ({one_line(error) if content.strip() else 'empty'})"
-  where = f"{address or workdir}/{history.FILE}"
-  past = _content(workdir, history.FILE, where)
-  copy = history.config(history.parsed(past, where)) if past else None
+  where = f"{address or workdir}/{HISTORY}"
+  past = _content(workdir, HISTORY, where)
+  copy = _config(_history(past, where)) if past else None
   if copy is not None:
-    _log.warning("%s: %s; its copy in %s is used", path, damage, history.FILE)
+    _log.warning("%s: %s; its copy in %s is used", path, damage, HISTORY)
     trust.was_read(where, copy)
     return copy
   if content is None:
     return None
   raise UserError(
-    f"{path}: {damage}, and {history.FILE} has no copy of it; restore the file from a backup, or delete it and run the "
+    f"{path}: {damage}, and {HISTORY} has no copy of it; restore the file from a backup, or delete it and run the "
     "train command that the run was started with (checkpoints say whether the config is theirs)"
   )
+
+
+def imported(workdir) -> dict[str, Any] | None:
+  """Return the model and the fingerprint of the vocabulary of imported weights; None if a workdir has none."""
+  try:
+    content = (place(workdir) / IMPORTED).read()
+    if content is None:
+      return None
+    found = json.loads(content)
+    trust.was_read(f"{workdir}/{IMPORTED}", found)
+    return {"model": dict(found["model"]), "vocabulary": str(found["vocabulary"])}
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise UserError(
+      f"{workdir}/{IMPORTED}: damaged ({one_line(error)}); convert the weights into a new workdir"
+    ) from None
 
 
 def _content(workdir, name: str, path: str) -> bytes | None:
@@ -173,3 +195,94 @@ def hold(workdir) -> "Lock | leases.Lease":  # noqa: F821
 def _short(value: Any) -> str:
   text = repr(value)
   return text if len(text) <= 24 else f"{text[:18]}…"
+
+
+def history(workdir, address=None) -> Rows:
+  """Return the lines of `history.jsonl` in a local workdir, without torn and foreign ones; [] if there is no file.
+
+  Args:
+    address: the workdir's address, for warnings, if it differs.
+  """
+  content = local.content(pathlib.Path(workdir) / HISTORY)
+  return _history(content or b"", f"{address or workdir}/{HISTORY}")
+
+
+def _history(content: bytes, where) -> Rows:
+  """Return the lines of a file with this content, without torn and foreign ones."""
+  return [row for row, _ in checked_json.rows(content, where, _check_row)]
+
+
+def went_back(rows: Rows) -> int | None:
+  """Return the step that the last start was asked to go back to, if any."""
+  return next((_whole(row.get("from_step")) for row in reversed(rows) if "environment" in row), None)
+
+
+def began(rows: Rows) -> float:
+  """Return the time of the run's first start, in seconds since the epoch; the present for a new run."""
+  time = datetime.datetime.fromisoformat(rows[0]["time"]) if rows else datetime.datetime.now(datetime.UTC)
+  return time.timestamp()
+
+
+def saved_step(rows: Rows) -> int | None:
+  """Return a step after 0 that was saved since the run began, or began anew; None if none is known."""
+  step = None
+  for row in rows:
+    if _whole(row.get("from_step")) == 0 and _whole(row.get("step")) == 0:
+      step = None
+    step = _whole(row.get("saved")) or _whole(row.get("step")) or step
+  return step
+
+
+def _config(rows: Rows) -> dict[str, Any] | None:
+  """Return the content of `config.json` at the last start; None if no line has it, or its digest differs."""
+  starts = [row for row in rows if "config_digest" in row]
+  found = next((row["config"] for row in reversed(starts) if isinstance(row.get("config"), dict)), None)
+  return found if found is not None and _digest(found) == starts[-1]["config_digest"] else None
+
+
+def add_start(
+  workdir, step: int, identity: dict[str, Any], changes: list[str], environment: dict, from_step: int | None = None
+) -> None:
+  """Add a line to `history.jsonl` for a start: time, step, config digest, changes and environment.
+
+  The first line, and every line after a change of the config, also has the config.
+
+  Raises:
+    UserError: the file cannot be written.
+  """
+  digest = _digest(identity)
+  row = {"step": step, "config_digest": digest, "changes": changes, "environment": environment}
+  if from_step is not None:
+    row["from_step"] = from_step
+  known = _config(history(workdir))
+  if changes or known is None or _digest(known) != digest:
+    row["config"] = identity
+  add_line(workdir, row)
+
+
+def add_line(workdir, row: dict[str, Any]) -> None:
+  """Add a line to `history.jsonl`, with the time.
+
+  Raises:
+    UserError: the file cannot be written.
+  """
+  path = pathlib.Path(workdir) / HISTORY
+  try:
+    timed = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")} | row
+    local.append(path, json.dumps(timed).encode())
+  except OSError as error:
+    raise UserError(f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir") from error
+
+
+def _check_row(row: dict[str, Any]) -> None:
+  if not isinstance(row.get("time"), str):
+    raise ValueError("an object without a time")
+  datetime.datetime.fromisoformat(row["time"])
+
+
+def _digest(identity: dict[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _whole(value: Any) -> int | None:
+  return value if type(value) is int else None

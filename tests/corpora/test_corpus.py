@@ -12,10 +12,10 @@ import threading
 import numpy as np
 import pytest
 
-from t5x_like import config, recipes
+from t5x_like import config, data, recipes
 from t5x_like.config import Corpus
 from t5x_like.corpora import building, corpus, tokens
-from t5x_like.data import cache, task
+from t5x_like.data import task
 from t5x_like.errors import UserError
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
@@ -159,12 +159,12 @@ def test_refusals(here):
 
 
 def test_the_cache_is_that_of_the_workdir_unless_it_is_set(monkeypatch):
-  monkeypatch.setattr(cache, "_default", cache._default)
+  monkeypatch.setattr(data, "_default", data._default)
   monkeypatch.delenv("T5X_LIKE_CACHE", raising=False)
-  cache.use("runs/one/")
-  assert cache.directory() == "runs/one/data"
+  data.use_cache("runs/one/")
+  assert data.cache_directory() == "runs/one/data"
   monkeypatch.setenv("T5X_LIKE_CACHE", "gs://b/cache/")
-  assert cache.directory() == "gs://b/cache"
+  assert data.cache_directory() == "gs://b/cache"
 
 
 def test_a_source_takes_the_place_of_a_store_and_a_store_that_of_a_source():

@@ -12,7 +12,6 @@ import pytest
 from t5x_like.errors import door
 from t5x_like.files import local
 from t5x_like.report import page
-from t5x_like.training import history
 from t5x_like.training import workdir as workdirs
 from tests.fuzz.harness import Ground
 from tools import convert_hf
@@ -70,7 +69,7 @@ def report(folder: pathlib.Path) -> None:
 
 @door
 def read_history(folder: pathlib.Path) -> None:
-  history.read(folder)
+  workdirs.history(folder)
 
 
 @door

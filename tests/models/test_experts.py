@@ -17,7 +17,7 @@ from t5x_like.nn.dims import Dims
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import flops
+from t5x_like.training import compilation
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import TrainState
@@ -200,7 +200,7 @@ def test_flops_of_mixtral_are_those_of_two_experts():
   B, T = 2, 128
   model = abstract(mixtral, "8x7b")
   batch = {"decoder_input_tokens": jax.ShapeDtypeStruct((B, T), jnp.int32)}
-  count = flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
+  count = compilation.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
   D, F, L = 4096, 14336, 32
   layer = 2 * (2 * D * D + 2 * D * 1024) + 2 * 2 * 3 * D * F + 2 * D * 8 + 4 * T * D // 2  # causal
   assert count == B * T * (L * layer + 2 * D * 32000)

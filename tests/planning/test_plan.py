@@ -160,7 +160,7 @@ def test_candidates_are_ranked_by_their_bound_and_fit(monkeypatch):
   chip = hardware.Chip(2**26, 1e9, 1e9)
   monkeypatch.setitem(hardware.CHIPS, "v5e", chip)
   monkeypatch.setattr(hardware, "devices", lambda topology: jax.devices())
-  monkeypatch.setattr(search.flops, "peak_flops", lambda device: (1e12, "made up"))
+  monkeypatch.setattr(search.compilation, "peak_flops", lambda device: (1e12, "made up"))
   request = dataclasses.asdict(child.Request(NANO.partition("=")[2], "v5e:2x4"))
   found = search.candidates(request)
   assert [one["bound"] for one in found] == sorted((one["bound"] for one in found), reverse=True)

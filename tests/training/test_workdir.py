@@ -12,7 +12,6 @@ import more
 from t5x_like import evaluate, train
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import history
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.run import Run
 from tests.runs import NANO, losses, prints, steps
@@ -58,7 +57,7 @@ def test_what_another_run_adds_until_it_hands_over_is_kept(address, tmp_path, mo
   assert go(address, 6) == 0 and not others
   folder = fetched(address, tmp_path)
   assert [step for step, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
-  assert [row["changes"] for row in history.read(folder) if "changes" in row] == [
+  assert [row["changes"] for row in workdirs.history(folder) if "changes" in row] == [
     [],
     ["total_steps: 2 -> 4"],
     ["total_steps: 4 -> 6"],
@@ -136,7 +135,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path, tra
     with contextlib.suppress(KeyboardInterrupt):
       go(tmp_path)
   monkeypatch.undo()
-  assert [step for step, _ in losses(tmp_path)] == [1, 2] and history.saved(history.read(tmp_path)) is None
+  assert [step for step, _ in losses(tmp_path)] == [1, 2] and workdirs.saved_step(workdirs.history(tmp_path)) is None
   assert go(tmp_path) == 0
   assert capsys.readouterr().out.count("new run in") == 3 and losses(tmp_path) == losses(trained)
 
@@ -148,26 +147,27 @@ def test_the_first_save_is_noted_while_the_run_goes_on(tmp_path, monkeypatch):
   def looking(self):
     if self.step == 4:
       self.session.wait_for_save()
-      noted.append(history.saved(history.read(self.session.workdir)))
+      noted.append(workdirs.saved_step(workdirs.history(self.session.workdir)))
     return advance(self)
 
   monkeypatch.setattr(Run, "advance", looking)
   assert go(tmp_path, 6) == 0
-  assert noted[0] in (2, 4) and len([row for row in history.read(tmp_path) if "saved" in row]) == 1
+  assert noted[0] in (2, 4) and len([row for row in workdirs.history(tmp_path) if "saved" in row]) == 1
 
 
 @pytest.mark.parametrize(
   "foreign", [b'{"time": "2026-01', b"[1]", b"null", b"{}", b'{"time": 5}', b'{"time": "soon"}', b"\xff"], ids=range(7)
 )
 def test_history_is_read_line_by_line(foreign, tmp_path, caplog):
-  history.add(tmp_path, {"step": 0, "environment": {}, "from_step": 2})
+  workdirs.add_line(tmp_path, {"step": 0, "environment": {}, "from_step": 2})
   path = tmp_path / "history.jsonl"
   path.write_bytes(foreign + b"\n" + path.read_bytes() + foreign)
-  history.add(tmp_path, {"saved": 7})
-  rows = history.read(tmp_path)
-  assert [row.get("saved") for row in rows] == [None, 7] and history.went_back(rows) == 2 and history.saved(rows) == 7
+  workdirs.add_line(tmp_path, {"saved": 7})
+  rows = workdirs.history(tmp_path)
+  assert [row.get("saved") for row in rows] == [None, 7] and workdirs.went_back(rows) == 2
+  assert workdirs.saved_step(rows) == 7
   told = [record.getMessage() for record in caplog.records]
-  assert [text.partition(": ")[0] for text in told] == [f"{path}:1", f"{path}:3"] and history.began(rows)
+  assert [text.partition(": ")[0] for text in told] == [f"{path}:1", f"{path}:3"] and workdirs.began(rows)
 
 
 @pytest.mark.more

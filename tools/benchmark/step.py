@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> None:
   import jax
 
   from t5x_like.runtime import process
-  from t5x_like.training import flops
+  from t5x_like.training import compilation
 
   process.prepare()
   config, compiled, state, batch, model_flops, compile_seconds = _compile(config, args)
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> None:
     " same compiler, measured before and after the steps; mfu is against the device's published dense peak.",
     flush=True,
   )
-  before = flops.matmul_flops_per_second(config.model.dtype)
+  before = compilation.matmul_flops_per_second(config.model.dtype)
   for _ in range(args.warmup):
     state, metrics = compiled(state, batch)
   jax.block_until_ready(state)
@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> None:
     jax.block_until_ready((state, metrics))
     seconds.append(time.perf_counter() - start)
   cpu_seconds = sum(os.times()[:2]) - sum(cpu[:2])
-  after = flops.matmul_flops_per_second(config.model.dtype)
+  after = compilation.matmul_flops_per_second(config.model.dtype)
   median, matmul = statistics.median(seconds), max(before, after)
   print(
     f"{model_flops / 1e9:.1f} GFLOPs a step, {median:.3f} s (fastest {min(seconds):.3f}):"
@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> None:
         "seconds_per_step": median,
         "matmul_flops_per_second": matmul,
         "fraction_of_matmul": model_flops / median / matmul,
-        "mfu": model_flops / median / (flops.peak_flops(jax.devices()[0])[0] * jax.device_count()),
+        "mfu": model_flops / median / (compilation.peak_flops(jax.devices()[0])[0] * jax.device_count()),
         "tokens_per_second": tokens / median,
         "examples_per_second": args.batch / median,
         "peak_gigabytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9 or None,

@@ -21,7 +21,7 @@ from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import flops
+from t5x_like.training import compilation
 
 B, T, D, F, E = 4, 8, 16, 32, 4
 KINDS = {
@@ -310,10 +310,10 @@ def test_tokens_go_to_experts_and_kernels_stay():
 def test_flops_are_those_of_the_chosen_experts(kind):
   made = layer(**KINDS[kind])
   k, n = made.experts.top_k, B * T
-  count = flops.forward_flops(lambda made, x: made(x, context(), None, None)[0], made, tokens())
+  count = compilation.forward_flops(lambda made, x: made(x, context(), None, None)[0], made, tokens())
   assert count == 2 * n * k * 3 * D * F + 2 * n * D * E
   made = layer(**KINDS[kind], dispatch="capacity", capacity_factor=1.0)
-  assert count == flops.forward_flops(lambda made, x: made(x, context(), None, None)[0], made, tokens())
+  assert count == compilation.forward_flops(lambda made, x: made(x, context(), None, None)[0], made, tokens())
 
 
 @pytest.mark.parametrize(

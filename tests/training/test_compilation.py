@@ -9,7 +9,7 @@ from flax import nnx
 
 from t5x_like.models import gpt, t5
 from t5x_like.objectives.encoder_decoder import Objective
-from t5x_like.training import flops
+from t5x_like.training import compilation
 
 B, S, T = 8, 128, 32
 
@@ -31,7 +31,7 @@ def test_t5_small_by_hand(form):
   attention = B * L * 2 * NH * (S * S + T * T / 2 + T * S)  # the decoder's is causal
   position_bias = 32 * 6 * (S * S + T * T)  # a one-hot product
   expected = 6 * (encoder + decoder + attention + position_bias)
-  assert flops.step_flops(model, Objective(), batch()) == expected == 200_591_671_296
+  assert compilation.step_flops(model, Objective(), batch()) == expected == 200_591_671_296
 
 
 def test_exact_cores_count_as_the_dense_one():
@@ -39,7 +39,7 @@ def test_exact_cores_count_as_the_dense_one():
     make = lambda key: t5.Model(nnx.Rngs(params=key), variant="t5-tiny", design={"core": core} | design)  # noqa: E731
     model = jax.eval_shape(make, jax.random.key(0))
     before = jax.tree.structure(model)
-    counted = flops.step_flops(model, Objective(), batch())
+    counted = compilation.step_flops(model, Objective(), batch())
     assert jax.tree.structure(model) == before, "the model keeps its core"
     return counted
 
@@ -57,9 +57,9 @@ def test_causal_attention_counts_half(core, form):
   L, D = 4, 256
   keys = 32 if core == "local" else S  # the local core computes two windows of 16 for each query
   projections = B * S * (L * 12 * D * D + 384 * D)
-  found = [flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)]
+  found = [compilation.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)]
   found.append(
-    flops.forward_flops(
+    compilation.forward_flops(
       lambda m, b: m(b)["logits"], model, batch | {"decoder_causal_attention": batch["decoder_input_tokens"]}
     )
   )
@@ -78,12 +78,12 @@ def test_counts_through_control_flow():
     a = jax.lax.cond(a.sum() > 0, product, lambda x: x, a)
     return jax.checkpoint(jax.jit(product))(a)
 
-  assert flops.forward_flops(function, a) == (3 + 1 + 1) * 2 * 160
+  assert compilation.forward_flops(function, a) == (3 + 1 + 1) * 2 * 160
 
 
 def test_ragged_product():
   x, kernels, sizes = jnp.ones((7, 4)), jnp.ones((3, 4, 5)), jnp.array([2, 0, 5])
-  assert flops.forward_flops(jax.lax.ragged_dot, x, kernels, sizes) == 2 * 7 * 4 * 5
+  assert compilation.forward_flops(jax.lax.ragged_dot, x, kernels, sizes) == 2 * 7 * 4 * 5
 
 
 def test_convolution():
@@ -92,7 +92,7 @@ def test_convolution():
   def convolve(x, kernel):
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
-  assert flops.forward_flops(convolve, x, kernel) == 2 * (2 * 8 * 8 * 16) * (3 * 3 * 3)
+  assert compilation.forward_flops(convolve, x, kernel) == 2 * (2 * 8 * 8 * 16) * (3 * 3 * 3)
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_convolution():
   ],
 )
 def test_peaks_of_data_sheets(kind, peak):
-  found, source = flops.peak_flops(types.SimpleNamespace(device_kind=kind, platform="any"))
+  found, source = compilation.peak_flops(types.SimpleNamespace(device_kind=kind, platform="any"))
   assert found == peak and "data sheet" in source
 
 
 def test_peak_of_a_cpu_is_measured():
-  rate, source = flops.peak_flops(jax.devices("cpu")[0])
+  rate, source = compilation.peak_flops(jax.devices("cpu")[0])
   assert rate > 1e8 and "measured" in source
