@@ -41,7 +41,6 @@ Length = Annotated[int, Condition(f"a whole number from 1 to {LONGEST:,}", lambd
 NotNegative = Annotated[float, Condition("a number, at least 0", lambda x: x >= 0)]
 Seconds = Annotated[float, Condition("0, or a number of seconds from 1 to 1e9", lambda x: x == 0 or 1 <= x <= 1e9)]
 AboveZero = Annotated[float, Condition("a number above 0", lambda x: x > 0)]
-Share = Annotated[float, Condition("a number from 0 to 1", lambda x: 0 <= x <= 1)]
 Rate = Annotated[float, Condition("a number, at least 0 and less than 1", lambda x: 0 <= x < 1)]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

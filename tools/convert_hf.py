@@ -154,7 +154,7 @@ def _record(workdir: str, config, vocabulary) -> dict:
 
   prints = {"data_edition": data.EDITION, "vocabulary": vocabulary.fingerprint}
   identity = config.to_dict() | {"fingerprints": prints, "features": {}}
-  model = {key: value for key, value in identity["model"].items() if key in other_runs.OWN}
+  model = {key: value for key, value in identity["model"].items() if key in other_runs.FIXED}
   workdirs.write(workdir, workdirs.IMPORTED, {"model": model, "vocabulary": vocabulary.fingerprint})
   vocabulary.save(f"{workdir}/vocabulary")
   return identity

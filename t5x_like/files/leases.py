@@ -40,12 +40,10 @@ class Lease:
     self.content = {"holder": uuid.uuid4().hex, "host": socket.gethostname(), "process": os.getpid()}
     self.content |= {"place": _place(), "started": _started(os.getpid())}
     self._ended, self._beats, self._thread = threading.Event(), 0, None
-    self._alive = time.monotonic()
 
   def __enter__(self) -> "Lease":
     while not self._file.create(self._data()):
       self._take()
-    self._alive = time.monotonic()
     self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
     self._thread.start()
     return self

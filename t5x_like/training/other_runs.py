@@ -38,22 +38,23 @@ from t5x_like.training.resolve import model_slot
 from t5x_like.training.state import TrainState
 
 RANDOM = "random"  # a teacher without a run
-OWN = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")  # keys of config.model fixed by weights
+# Keys of config.model fixed by imported weights.
+FIXED = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
 _TRAINING = ("core", "init_stddev", "residual_init", "embed_init", "mlp_dropout")  # cells of a design that are not
 _NEW = ("head/", "scores/")
 _OFF = ("dropout", "drop_path")  # of a teacher
 # Keys of config.model that a run with `init` keeps; the others are those of the run it starts from.
-_OWN = "head scores dropout drop_path resolution window pretrained_windows dtype layers remat".split()
+_KEPT = "head scores dropout drop_path resolution window pretrained_windows dtype layers remat".split()
 
 
 def with_model(config: ConfigDict, model: dict[str, Any], where: str) -> ConfigDict:
-  """Return a recipe's config with the `OWN` keys of another `config.model`; `where` holds its weights.
+  """Return a recipe's config with the `FIXED` keys of another `config.model`; `where` holds its weights.
 
   Raises:
     UserError: the recipe is for another family.
   """
   made = ConfigDict(config.to_dict())
-  own = {key: value for key, value in model.items() if key in OWN}
+  own = {key: value for key, value in model.items() if key in FIXED}
   if own.get("name", made.model.get("name")) != made.model.get("name"):
     raise UserError(
       f"config.model.name: found {made.model.get('name')!r}, but {where} holds {own['name']!r}; use a recipe of that "
@@ -84,8 +85,8 @@ def inherited(config: ConfigDict) -> ConfigDict:
       " make one of a Hugging Face directory with python -m tools.convert_hf"
     )
   with found.unlocked(), found.ignore_type():
-    own = {key: value for key, value in config.model.to_dict().items() if key in _OWN}
-    theirs = {key: value for key, value in saved["model"].items() if key not in _OWN}
+    own = {key: value for key, value in config.model.to_dict().items() if key in _KEPT}
+    theirs = {key: value for key, value in saved["model"].items() if key not in _KEPT}
     if theirs["name"] == "electra" and own.get("head") not in (None, "discriminator"):
       theirs.pop("generator_size", None)
       theirs["name"] = "t5x_like.models.electra:Discriminator"
