@@ -12,6 +12,7 @@ from t5x_like.architectures.grid_stack import GridStackBuilder
 from t5x_like.nn import params
 from t5x_like.nn.attention import Attention
 from t5x_like.nn.block import Block, Residual
+from t5x_like.nn.convolution import max_pool
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context
@@ -100,9 +101,7 @@ def max_pooled(x_BTD: jax.Array, grid: Grid, stride: int) -> jax.Array:
   """Take the maximum of 3 x 3 cells of the grid: [B, T / stride², D]."""
   B, _, D = x_BTD.shape
   x_BYXD = x_BTD.reshape(B, grid.rows, grid.columns, D)
-  one = ((0, 0), (1, 1), (1, 1), (0, 0))
-  lowest = -jnp.inf if x_BTD.dtype == jnp.float32 else jnp.finfo(x_BTD.dtype).min
-  found = jax.lax.reduce_window(x_BYXD, lowest, jax.lax.max, (1, SIZE, SIZE, 1), (1, stride, stride, 1), one)
+  found = max_pool(x_BYXD, SIZE, stride, ((1, 1), (1, 1)))
   return found.reshape(B, -1, D)
 
 

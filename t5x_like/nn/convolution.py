@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from t5x_like.nn import params
@@ -63,8 +64,9 @@ class GroupNorm(nnx.Module):
 NORMS = {"frozen_batch": FrozenBatchNorm, "group": GroupNorm}
 
 
-def max_pool(x_BYXC: jax.Array) -> jax.Array:
-  """Take the maximum of 3 x 3 pixels with stride 2."""
-  border = ((0, 0), (1, 1), (1, 1), (0, 0))
-  # The initial value is a Python constant, so that JAX recognises a maximum and can differentiate it.
-  return jax.lax.reduce_window(x_BYXC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), border)
+def max_pool(x_BYXC: jax.Array, size: int, stride: int, borders: tuple[tuple[int, int], tuple[int, int]]) -> jax.Array:
+  """Take the maximum of windows of size x size cells; `borders` (before, after) pad rows and columns."""
+  # The initial value is a constant of the array's dtype, so that JAX recognises a maximum and can differentiate it.
+  lowest = np.array(-np.inf, x_BYXC.dtype)
+  window, strides = (1, size, size, 1), (1, stride, stride, 1)
+  return jax.lax.reduce_window(x_BYXC, lowest, jax.lax.max, window, strides, ((0, 0), *borders, (0, 0)))

@@ -66,7 +66,7 @@ class Inputs(nnx.Module):
     if self.scale != 1.0:
       x_BTD = x_BTD * jnp.asarray(self.scale, x_BTD.dtype)
     if self.types is not None:
-      x_BTD = x_BTD + self.types(jnp.zeros_like(pos_BT) if types_BT is None else types_BT)
+      x_BTD = x_BTD + self.types(jnp.zeros_like(pos_BT) if types_BT is None else types_BT, x_BTD.dtype)
     return self.project(dropout(self.placed(x_BTD, pos_BT), self.dropout_rate, key))
 
   def placed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
@@ -79,5 +79,5 @@ class Types(nnx.Module):
   def __init__(self, types: int, embed: int, rngs: nnx.Rngs, *, init: Callable):
     self.table = params.param(rngs, init, (types, embed), (None, "embed"))
 
-  def __call__(self, types_BT: jax.Array) -> jax.Array:
-    return jnp.take(self.table[...], types_BT, axis=0, mode="clip")
+  def __call__(self, types_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    return jnp.take(self.table[...], types_BT, axis=0, mode="clip").astype(dtype)

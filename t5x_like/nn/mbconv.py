@@ -5,11 +5,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.convolution import convolved
+from t5x_like.nn.convolution import convolved, max_pool
 from t5x_like.nn.dims import dropout
 from t5x_like.nn.linear import Linear
 
@@ -86,8 +85,7 @@ def pooled(x_BYXC: jax.Array) -> jax.Array:
   """Take the maximum of each 2 x 2 cells; an odd last row or column is pooled by itself."""
   below, right = (size % 2 for size in x_BYXC.shape[1:3])
   # The gradient of a maximum over axes compares it with its inputs, which a fused kernel may round differently.
-  low, border = np.array(-np.inf, x_BYXC.dtype), ((0, 0), (0, below), (0, right), (0, 0))
-  return jax.lax.reduce_window(x_BYXC, low, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), border)
+  return max_pool(x_BYXC, 2, 2, ((0, below), (0, right)))
 
 
 def per_cell(layer, x_BYXC: jax.Array) -> jax.Array:

@@ -77,7 +77,7 @@ class ResNet(nnx.Module):
     self.width = before
 
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
-    x_BYXC = max_pool(jax.nn.relu(self.stem(image_BYXC)))
+    x_BYXC = max_pool(jax.nn.relu(self.stem(image_BYXC)), 3, 2, ((1, 1), (1, 1)))
     for stage in self.stages:
       for block in stage:
         x_BYXC = block(x_BYXC)

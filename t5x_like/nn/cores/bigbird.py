@@ -19,6 +19,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn.cores import Core
 from t5x_like.nn.cores._blocks import blocked, padded
 from t5x_like.nn.cores.dense import NEGATIVE, Dense
+from t5x_like.nn.linear import wide_einsum
 from t5x_like.nn.mask import Mask
 from t5x_like.slots import Condition, Positive
 
@@ -80,12 +81,9 @@ class BigBird(Core):
     sights = self._sights(n, K)
     (k_ends, k_near, k_far), (v_ends, v_near, v_far) = _sparse(k, n, sights), _sparse(v, n, sights)
     far = sights.shape[-1] > 0
-    logits = [
-      jnp.einsum("BnTKGH,BSKH->BnKGTS", q, k_ends, preferred_element_type=jnp.float32),
-      jnp.einsum("BnTKGH,BnSKH->BnKGTS", q, k_near, preferred_element_type=jnp.float32),
-    ]
+    logits = [wide_einsum("BnTKGH,BSKH->BnKGTS", q, k_ends), wide_einsum("BnTKGH,BnSKH->BnKGTS", q, k_near)]
     if far:
-      logits.append(jnp.einsum("BnTKGH,BKnSH->BnKGTS", q, k_far, preferred_element_type=jnp.float32))
+      logits.append(wide_einsum("BnTKGH,BKnSH->BnKGTS", q, k_far))
     logits = softmax.capped(jnp.concatenate(logits, axis=-1))
     if self.plan == "first":
       first = jnp.arange(logits.shape[-1]) < b

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.nn.cores import Core
+from t5x_like.nn.linear import wide_einsum
 
 NEGATIVE = -1e10  # finite, so that rows without any allowed key stay finite
 
@@ -16,7 +17,7 @@ class Dense(Core):
   def attend(self, q, k, v, mask, softmax):
     (B, T, N, H), K, position = q.shape, k.shape[2], softmax.position
     q_BTKGH = q.reshape(B, T, K, N // K, H)
-    logits = jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k, preferred_element_type=jnp.float32)
+    logits = wide_einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k)
     logits_BNTS = logits.reshape(B, N, T, -1)
     if position.query_dependent:
       logits_BNTS = logits_BNTS + position.logits(q, mask.q_pos, mask.k_pos)

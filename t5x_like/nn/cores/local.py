@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from t5x_like.nn.cores import Core
 from t5x_like.nn.cores._blocks import blocked
 from t5x_like.nn.cores.dense import NEGATIVE, Dense
+from t5x_like.nn.linear import wide_einsum
 from t5x_like.nn.mask import Mask
 from t5x_like.slots import Positive
 
@@ -61,7 +62,7 @@ class Local(Core):
       return blocked(x, n, w)
 
     q = own(q.reshape(B, T, K, N // K, H))
-    logits = jnp.einsum("BnTKGH,BnSKH->BnKGTS", q, near(k), preferred_element_type=jnp.float32)
+    logits = wide_einsum("BnTKGH,BnSKH->BnKGTS", q, near(k))
     logits = softmax.capped(logits.reshape(B, n, N, w, -1))
     if isinstance(softmax.bias, jax.Array):
       logits = logits + _diagonals(softmax.bias, n, w, offsets)

@@ -10,6 +10,7 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.linear import wide_einsum
 from t5x_like.nn.positions import Position
 
 
@@ -47,8 +48,8 @@ class Decomposed2d(Position):
     """Multiply queries by the vectors of their offsets from the keys' rows (or columns): float32 [B, T, N, K]."""
     vectors_BTKH = jnp.take(table[...].astype(q_BTNH.dtype), offset_BTK, axis=0)
     if len(vectors_BTKH) == 1:
-      return jnp.einsum("BTNH,TKH->BTNK", q_BTNH, vectors_BTKH[0], preferred_element_type=jnp.float32)
-    return jnp.einsum("BTNH,BTKH->BTNK", q_BTNH, vectors_BTKH, preferred_element_type=jnp.float32)
+      return wide_einsum("BTNH,TKH->BTNK", q_BTNH, vectors_BTKH[0])
+    return wide_einsum("BTNH,BTKH->BTNK", q_BTNH, vectors_BTKH)
 
   def values(self, probs_BNTS: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
     return jnp.zeros((), probs_BNTS.dtype)

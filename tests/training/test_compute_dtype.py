@@ -1,0 +1,81 @@
+"""With `dtype=bfloat16`, nothing wider passes from block to block, and no projection multiplies wider factors."""
+
+import collections
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend import core
+
+from t5x_like import recipes
+from t5x_like.nn import params
+from t5x_like.planning import steps
+from t5x_like.training.build import abstract_batch, build
+
+# Functions that compute in float32 on purpose: small tables, a router's logits, a loss of pairs, a matching of boxes.
+WIDE = ("RelativeBias.bias", "RelativeBias.by_distance", "_float32_product", "cosines", "assigned")
+ONE_OF_EACH = [
+  "configs/bert/base.py",
+  "configs/bigbird/base.py",
+  "configs/clip/base.py",
+  "configs/coatnet/base.py",
+  "configs/detr/base.py",
+  "configs/electra/small.py",
+  "configs/gemma2/2b.py",
+  "configs/linformer/base.py",
+  "configs/mixtral/8x7b.py",
+  "configs/mvit/base.py",
+  "configs/swin/base.py",
+  "configs/t5/base.py",
+  "configs/vit/mae.py",
+]
+# These are of the size of one data set, which their tiny form does not change.
+NOT_TINY = ("configs/deit/base.py", "configs/deit/fashion_mnist.py")
+ALL = sorted(str(path) for path in pathlib.Path("configs").glob("*/*.py") if not path.name.startswith("_"))
+RECIPES = [
+  pytest.param(recipe, marks=[] if recipe in ONE_OF_EACH else pytest.mark.more)
+  for recipe in ALL
+  if recipe not in NOT_TINY
+]
+
+
+def equations(jaxpr):
+  """Yield every equation of a program and of those within it."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for value in equation.params.values():
+      for inner in value if isinstance(value, tuple | list) else [value]:
+        if isinstance(inner, core.ClosedJaxpr | core.Jaxpr):
+          yield from equations(getattr(inner, "jaxpr", inner))
+
+
+def wide(values, axes: int) -> list[tuple[int, ...]]:
+  return [v.aval.shape for v in values if v.aval.dtype == jnp.float32 and v.aval.ndim >= axes]
+
+
+def on_purpose(equation) -> bool:
+  frames = equation.source_info.traceback.frames
+  return any(name in frame.function_name for frame in frames for name in WIDE)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_nothing_is_wider_than_the_compute_dtype(recipe):
+  config, task = steps.resolve(recipes.load(f"{recipe}:tiny", ["model.dtype=bfloat16"]), "cpu", None)
+  parts = build(config, jax.devices())
+  rows = config.batch_size
+
+  def loss(arrays, batch, key):
+    return parts.objective(params.with_arrays(parts.model, arrays), batch, key)[0]
+
+  batch = abstract_batch(config, parts.rules, task)
+  program = jax.make_jaxpr(jax.grad(loss))(parts.state.params, batch, jax.random.key(0))
+  products, carried = collections.Counter(), []
+  for equation in equations(program.jaxpr):
+    if equation.primitive.name in ("dot_general", "conv_general_dilated") and not on_purpose(equation):
+      products.update(wide(equation.invars, 2))
+    if equation.primitive.name == "scan" and not on_purpose(equation):
+      first = equation.params["num_consts"]
+      carry = wide(equation.invars[first : first + equation.params["num_carry"]], 3)
+      carried += [shape for shape in carry if shape[0] == rows]
+  assert not products and not carried, f"products of {products}; between blocks {carried}"
