@@ -18,11 +18,12 @@ from t5x_like.architectures.image_encoder import check
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, dropout, subkey
+from t5x_like.nn.feed_forward import gelu
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.mbconv import Convolution, MbConv, gelu, per_cell, pooled
+from t5x_like.nn.mbconv import Convolution, MbConv, per_cell, pooled
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
 from t5x_like.parallel.constrain import constrain

@@ -1,6 +1,5 @@
 """MBConv: blocks of convolutions on grids, [B, Y, X, C]."""
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -10,10 +9,10 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.convolution import convolved, max_pool
 from t5x_like.nn.dims import dropout
+from t5x_like.nn.feed_forward import gelu
 from t5x_like.nn.linear import Linear
 
 Norm = Callable[[int], nnx.Module]
-gelu = functools.partial(jax.nn.gelu, approximate=False)
 
 
 class Convolution(nnx.Module):

@@ -14,7 +14,16 @@ import jax.numpy as jnp
 from t5x_like.errors import UserError
 from t5x_like.slots import AboveZero, NotNegative, Positive, Rate
 
-_gelu, _gelu_tanh = partial(jax.nn.gelu, approximate=False), partial(jax.nn.gelu, approximate=True)
+_gelu_tanh = partial(jax.nn.gelu, approximate=True)
+
+
+def gelu(x: jax.Array) -> jax.Array:
+  """`x Phi(x)`, with the distribution function Phi of the normal distribution (Hendrycks & Gimpel 2016).
+
+  It is computed in float32. `jax.nn.gelu` computes erfc in the dtype of `x`, which XLA for TPU packs bit by bit.
+  """
+  x32 = x.astype(jnp.float32)
+  return (0.5 * x32 * (1.0 + jax.lax.erf(x32 * 0.5**0.5))).astype(x.dtype)
 
 
 def _quick_gelu(x: jax.Array) -> jax.Array:
@@ -24,13 +33,13 @@ def _quick_gelu(x: jax.Array) -> jax.Array:
 
 ACTIVATIONS = {  # (function, gated)
   "relu": (jax.nn.relu, False),
-  "gelu": (_gelu, False),
+  "gelu": (gelu, False),
   "gelu_tanh": (_gelu_tanh, False),
   "quick_gelu": (_quick_gelu, False),
   "silu": (jax.nn.silu, False),
   "tanh": (jnp.tanh, False),
   "reglu": (jax.nn.relu, True),
-  "geglu": (_gelu, True),
+  "geglu": (gelu, True),
   "geglu_tanh": (_gelu_tanh, True),
   "swiglu": (jax.nn.silu, True),
 }
