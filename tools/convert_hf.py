@@ -11,7 +11,6 @@ newest checkpoint of the workdir (or --step) with its tokenizer, and loads with 
 
 import dataclasses
 import functools
-import json
 import pathlib
 import tempfile
 
@@ -87,33 +86,26 @@ def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> N
 
 
 def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sentinels: str | None) -> None:
-  from t5x_like.checkpoints.manager import Checkpoints
   from t5x_like.interop import hf
   from t5x_like.nn import params
   from t5x_like.runtime import process
-  from t5x_like.runtime.process import environment
-  from t5x_like.training import assembly
-  from t5x_like.training import workdir as workdirs
+  from t5x_like.training import assembly, importing
   from t5x_like.training.build import build
   from t5x_like.training.resolve import resolve
   from t5x_like.training.state import init_state, to_tree
 
   process.prepare()
-  config = _with_architecture(recipes.load(recipe, overrides), directory)
+  config = importing.with_architecture(recipes.load(recipe, overrides), *hf.architecture(directory), directory)
   vocabulary = _vocabulary(config, directory, sentinels)
   config = assembly.with_tokens(resolve(config), vocabulary)
   assembly.check_vocabulary(config, vocabulary)
   parts = build(config)
   model = hf.load(directory, rules=parts.rules)
-  _check_parameters(model, parts.model, directory, recipe)
+  theirs, ours = ({n: p.shape for n, p in params.named_params(m).items()} for m in (model, parts.model))
+  importing.check_parameters(theirs, ours, directory, recipe)
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   state = dataclasses.replace(state, params=params.arrays(model))
-  identity = _record(workdir, config, vocabulary)
-  with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
-    checkpoints.save(0, to_tree(state), identity)
-    checkpoints.wait()
-  workdirs.write(workdir, "environment.json", environment())
-  workdirs.write(workdir, workdirs.FILE, identity)
+  importing.write(workdir, config, vocabulary, 0, to_tree(state))
   flags = "".join(f" --config.{override}" for override in overrides)
   prepare = ""
   if "vocab_size" in config.model:
@@ -125,64 +117,16 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
   process.say(f"{workdir}: step 0 with the weights of {directory}{prepare}; train with {command}")
 
 
-def _with_architecture(config, directory: str):
-  """Return a recipe's config with the architecture of a directory's model; raise UserError for another family."""
-  import t5x_like.models
-  from t5x_like import slots
-  from t5x_like.interop import hf
-  from t5x_like.training import other_runs
-
-  model_class, variant = hf.architecture(directory)
-  ours = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
-  if ours is not model_class:
-    raise UserError(
-      f"config.model.name: found {config.model.name!r}, but {directory} holds "
-      f"{model_class.__module__.rpartition('.')[2]!r}; use a recipe of that family"
-    )
-  found = json.loads(json.dumps(dataclasses.asdict(variant)))
-  text = hasattr(variant, "vocab_size")
-  of_images = {key: found[key] for key in ("head", "labels", "queries") if key in found}
-  more = {"vocab_size": variant.vocab_size, "tokens": {}} if text else of_images
-  return other_runs.with_model(config, {"variant": found} | more, directory)
-
-
-def _record(workdir: str, config, vocabulary) -> dict:
-  """Write the vocabulary and the marks of imported weights; return the identity of a run that has seen no data yet."""
-  from t5x_like import data
-  from t5x_like.training import other_runs
-  from t5x_like.training import workdir as workdirs
-
-  prints = {"data_edition": data.EDITION, "vocabulary": vocabulary.fingerprint}
-  identity = config.to_dict() | {"fingerprints": prints, "features": {}}
-  model = {key: value for key, value in identity["model"].items() if key in other_runs.FIXED}
-  workdirs.write(workdir, workdirs.IMPORTED, {"model": model, "vocabulary": vocabulary.fingerprint})
-  vocabulary.save(f"{workdir}/vocabulary")
-  return identity
-
-
 def _vocabulary(config, directory: str, sentinels: str | None):
   """The vocabulary of the directory or, if it has none, that of the recipe's data."""
   from t5x_like import vocabularies
-  from t5x_like.runtime import process
+  from t5x_like.training import importing
 
   if vocabularies.has_tokenizer(place(directory)):
     return vocabularies.load(directory, sentinels)
   if sentinels is not None:
     raise UserError(f"--sentinels={sentinels}: {directory} has no tokenizer to take them from; leave the flag out")
-  arguments = config.task.to_dict()
-  return process.build_task("task", arguments.pop("name", None), config.train_split, arguments).vocabulary
-
-
-def _check_parameters(theirs, ours, directory: str, recipe: str) -> None:
-  """Refuses a recipe whose model has other parameters, such as another head."""
-  from t5x_like.nn import params
-
-  shapes = [{n: p.shape for n, p in params.named_params(m).items()} for m in (theirs, ours)]
-  for name in sorted({*shapes[0], *shapes[1]}):
-    if shapes[0].get(name) != shapes[1].get(name):
-      raise UserError(
-        f"{recipe}: parameter {name} has shape {shapes[1].get(name)}, that of {directory} has {shapes[0].get(name)}"
-      )
+  return importing.vocabulary_of(config)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""Write a workdir from weights made elsewhere, from which training goes on."""
+
+import dataclasses
+import json
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import t5x_like.models
+from t5x_like import data, slots
+from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.errors import UserError
+from t5x_like.runtime import process
+from t5x_like.runtime.process import environment
+from t5x_like.training import other_runs
+from t5x_like.training import workdir as workdirs
+from t5x_like.vocabularies import Vocabulary
+
+
+def with_architecture(config: ConfigDict, model_class: type, variant, where: str) -> ConfigDict:
+  """Return a recipe's config with the class and variant of a model; raise UserError for a recipe of another family.
+
+  Args:
+    where: the place of the model's weights, for messages.
+  """
+  ours = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
+  if ours is not model_class:
+    raise UserError(
+      f"config.model.name: found {config.model.name!r}, but {where} holds "
+      f"{model_class.__module__.rpartition('.')[2]!r}; use a recipe of that family"
+    )
+  found = json.loads(json.dumps(dataclasses.asdict(variant)))
+  text = hasattr(variant, "vocab_size")
+  of_images = {key: found[key] for key in ("head", "labels", "queries") if key in found}
+  more = {"vocab_size": variant.vocab_size, "tokens": {}} if text else of_images
+  return other_runs.with_model(config, {"variant": found} | more, where)
+
+
+def vocabulary_of(config: ConfigDict) -> Vocabulary:
+  """Return the vocabulary of a recipe's data, which must exist."""
+  arguments = config.task.to_dict()
+  return process.build_task("task", arguments.pop("name", None), config.train_split, arguments).vocabulary
+
+
+def check_parameters(theirs: dict[str, tuple[int, ...]], ours: dict[str, tuple[int, ...]], where: str, recipe: str):
+  """Refuse a recipe whose model has parameters of other shapes, such as another head; raise UserError."""
+  for name in sorted({*theirs, *ours}):
+    if theirs.get(name) != ours.get(name):
+      raise UserError(f"{recipe}: parameter {name} has shape {ours.get(name)}, that of {where} has {theirs.get(name)}")
+
+
+def write(workdir: str, config: ConfigDict, vocabulary: Vocabulary, step: int, tree: dict[str, Any]) -> None:
+  """Write a workdir that has seen no data yet.
+
+  Args:
+    config: resolved, with the special ids of the vocabulary.
+    step: the number of steps that the weights have taken.
+    tree: the state as in a checkpoint; without tensors of the optimizer, that starts anew.
+  Raises:
+    UserError: it cannot be written.
+  """
+  prints = {"data_edition": data.EDITION, "vocabulary": vocabulary.fingerprint}
+  identity = config.to_dict() | {"fingerprints": prints, "features": {}}
+  model = {key: value for key, value in identity["model"].items() if key in other_runs.FIXED}
+  workdirs.write(workdir, workdirs.IMPORTED, {"model": model, "vocabulary": vocabulary.fingerprint})
+  vocabulary.save(f"{workdir}/vocabulary")
+  with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
+    checkpoints.save(step, tree, identity)
+    checkpoints.wait()
+  workdirs.write(workdir, "environment.json", environment())
+  workdirs.write(workdir, workdirs.FILE, identity)

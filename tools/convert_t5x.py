@@ -1,0 +1,109 @@
+"""Converts a checkpoint of T5X into a workdir that goes on training.
+
+Examples:
+  python -m tools.convert_t5x --input=t5_1_1_small/checkpoint_1000000 --output=runs/tuned \
+    --config=configs/t5/base.py:small --vocabulary=cc_all.32000.100extra/sentencepiece.model
+  python -m tools.convert_t5x --input=checkpoint_524288 --output=runs/more --config=RECIPE --vocabulary=bytes --fresh
+
+Reads T5X's own checkpoints and the ones it saves through Orbax, of the models in `t5x/examples/t5` and
+`t5x/examples/scalable_t5`, with and without `scan_layers`: T5 1.0 and 1.1, mT5, ByT5 and umT5. Sizes and design are the
+checkpoint's, everything else the recipe's. Step and state of Adafactor are kept if the checkpoint has them.
+"""
+
+import functools
+
+from t5x_like import command_line, recipes
+from t5x_like.errors import UserError, door
+from t5x_like.files.places import directory, place
+from t5x_like.interop import t5x
+from t5x_like.runtime.huge_pages import use_huge_pages
+
+
+@door
+def main(argv: list[str] | None = None) -> None:
+  parser = command_line.Parser(__doc__, prog="python -m tools.convert_t5x")
+  parser.add_argument(
+    "--input", required=True, metavar="DIR", help="a checkpoint, or a directory of several: the newest"
+  )
+  kind = functools.partial(directory, flag="--output")
+  parser.add_argument("--output", required=True, type=kind, metavar="WORKDIR", help="the new workdir")
+  parser.add_argument("--config", required=True, metavar="RECIPE", help="the recipe it will be trained with")
+  parser.add_argument(
+    "--vocabulary",
+    metavar="PATH",
+    help="T5X's SentencePiece model, a directory of a vocabulary, or 'bytes' (default: the recipe's data have it)",
+  )
+  parser.add_argument(
+    "--mlp_activations", choices=t5x.ACTIVATIONS, help="T5X's key of that name, if not of T5 1.0 or 1.1"
+  )
+  parser.add_argument(
+    "--gradient_scale",
+    type=float,
+    default=1.0,
+    metavar="S",
+    help="T5X's loss_normalizing_factor over the target tokens of its batch, if it was a number (default: 1)",
+  )
+  parser.add_argument("--fresh", action="store_true", help="take the weights alone: step 0, a new optimizer")
+  args, overrides = parser.parse(argv)
+  output = place(args.output)
+  if output.exists() and (not output.is_dir() or output.names()):
+    raise UserError(f"--output={output}: exists and is not empty; give a new directory")
+  if not 0 < args.gradient_scale < float("inf"):
+    raise UserError(f"--gradient_scale={args.gradient_scale}: expected a number above 0")
+  _convert(args, overrides)
+
+
+def _convert(args, overrides: list[str]) -> None:
+  import jax
+  import numpy as np
+
+  from t5x_like import vocabularies
+  from t5x_like.checkpoints.manifest import nest
+  from t5x_like.interop.t5x_files import Checkpoint
+  from t5x_like.models import t5
+  from t5x_like.nn import params
+  from t5x_like.runtime import process
+  from t5x_like.training import assembly, guard, importing, optimizer_names
+  from t5x_like.training.build import build
+  from t5x_like.training.resolve import resolve
+
+  process.prepare()
+  checkpoint = Checkpoint(args.input)
+  variant = t5x.variant(checkpoint, args.mlp_activations)
+  config = importing.with_architecture(recipes.load(args.config, overrides), t5.Model, variant, checkpoint.where)
+  vocabulary = vocabularies.load(args.vocabulary) if args.vocabulary else importing.vocabulary_of(config)
+  config = assembly.with_tokens(resolve(config), vocabulary)
+  assembly.check_vocabulary(config, vocabulary)
+  parts = build(config)
+  abstract = params.named_params(parts.model)
+  step = 0 if args.fresh else t5x.step(checkpoint) or 0
+  named = {"step": jax.device_put(np.int32(step), parts.rules.replicated)}
+  for name, array in t5x.parameters(checkpoint, parts.model):
+    named[f"params/{name}"] = jax.device_put(array, parts.rules.sharding(abstract[name].axes))
+  kept = not args.fresh and t5x.has_statistics(checkpoint)
+  if kept:
+    wanted = optimizer_names.to_named(parts.state.opt_state)
+    if other := [name for name in wanted if not name.startswith("adafactor/")]:
+      raise UserError(
+        f"config.optimizer: found {other[0].partition('/')[0]!r}, but {checkpoint.where} holds the state of Adafactor; "
+        "give --fresh to start the optimizer anew"
+      )
+    named |= {f"guard/{name}": jax.device_put(x, parts.rules.replicated) for name, x in guard.watch().items()}
+    named["adafactor/count"] = jax.device_put(np.int32(step), wanted["adafactor/count"].sharding)
+    shapes = {name: leaf.shape for name, leaf in wanted.items()}
+    for name, array in t5x.statistics(checkpoint, parts.model, shapes, args.gradient_scale):
+      named[name] = jax.device_put(array, wanted[name].sharding)
+  importing.write(args.output, config, vocabulary, step, nest(named))
+  flags = "".join(f" --config.{override}" for override in overrides)
+  what = "weights and Adafactor's state" if kept else "weights"
+  late = f" (set --config.total_steps above {step})" if step >= config.total_steps else ""
+  process.say(
+    f"{args.output}: step {step} with {what} of {checkpoint.where} and {vocabulary.size} ids in a table "
+    f"of {variant.vocab_size}; prepare data with --vocabulary={args.output}/vocabulary; train with "
+    f"--config={args.config} --workdir={args.output}{flags}{late}"
+  )
+
+
+if __name__ == "__main__":
+  use_huge_pages()
+  raise SystemExit(main())
