@@ -32,6 +32,7 @@ OWN = frozenset(
   }
 )
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_GIVEN = re.compile(rf"(?:seqio:)?({_NAME.pattern})(?:@.*)?", re.DOTALL)  # alone, or as a source
 _admitted: set[str] = set()
 _everything = False
 _files: dict[str, str] = {}  # the file of each name that was read, for messages
@@ -102,8 +103,8 @@ def _names(value: Any) -> Iterator[str]:
   """Yield the names in a value; a string may also be JSON."""
   value = value.to_dict() if hasattr(value, "to_dict") else value
   if isinstance(value, str):
-    if _NAME.fullmatch(value):
-      yield value
+    if found := _GIVEN.fullmatch(value):
+      yield found[1]
     elif value[:1] in ("[", "{"):
       try:
         yield from _names(json.loads(value))

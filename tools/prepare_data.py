@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
-  trust.begin(args.language_id)
+  trust.begin([args.source, args.language_id])
   words: tuple[str, ...] = ()
   if args.bad_words:
     try:

@@ -4,6 +4,10 @@
     jsonl:train=a/*.jsonl.gz,validation=b.jsonl.gz  several splits; works for every file format
     json:records.json                               one array per file, of objects or of strings (field `text`)
     parquet:corpus/*.parquet                        one record per row; fields are the columns
+    arrow:corpus/*.arrow                            one record per row; or a directory written by save_to_disk
+    webdataset:shards/{00000..00009}.tar            one record per sample; fields are the suffixes of its files
+    hf:OWNER/NAME[/config][@split]                  a data set of the Hugging Face Hub, or a directory of its kind
+    seqio:module:TASK[@source]                      a SeqIO task's records after its preprocessors, before tokens
     tsv:reviews.tsv                                 one record per line; fields by the header, or numbered from 0
     csv:swag/train.csv                              one record per row; fields by the header, cells may be quoted
     text:books/**/*.txt                             one record per file; field `text`

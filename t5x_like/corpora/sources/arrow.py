@@ -1,0 +1,141 @@
+"""`arrow:PATTERN` or `arrow:DIR`: rows of Arrow files, in the stream format of Hugging Face `datasets` or as Feather.
+
+DIR is a data set written by `save_to_disk`: its splits, or the split `train` if it has none. Class labels become their
+names, and images their bytes, if the file says so in the metadata of `datasets`.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from t5x_like.corpora.sources import Record, Skip, check_fields, column_of, text_of
+from t5x_like.corpora.sources._files import LONGEST, FileSource
+from t5x_like.errors import UserError, one_line
+from t5x_like.files import checked_json, file_names
+from t5x_like.files.places import Place, place
+
+_AT_ONCE = 1024
+_SPLITS, _STATE = "dataset_dict.json", "state.json"
+_MEND = "write it again with save_to_disk"
+
+
+class Source(FileSource):
+  """One record per row; only the columns in `fields` are kept."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    saved = _saved(rest)
+    if saved is None:
+      super().__init__(rest, fields=fields, data_dir=data_dir)
+      return
+    listed = [f"{split}={path}" for split, paths in saved.items() for path in paths]
+    super().__init__(",".join(listed), fields=fields, data_dir=data_dir)
+    self.name = os.path.basename(rest.rstrip("/")) or self.name
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    import pyarrow
+
+    path = next(iter(self._files.values()))[0]
+    try:
+      with place(path).open("rb") as file:
+        names = _described(_reader(file).schema).get(field, {}).get("names")
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+      raise _damaged(path, error) from error
+    return tuple(names) if names else super().classes(field)
+
+  def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
+    import pyarrow
+
+    number = 0
+    try:
+      with place(path).open("rb") as file:
+        reader = _reader(file)
+        names = reader.schema.names
+        check_fields(self.fields, names, path)
+        columns = list({column_of(field, names): None for field in self.fields} or names)
+        plain = {name: _plain(about) for name, about in _described(reader.schema).items() if name in columns}
+        for batch in _batches(reader):
+          batch.validate(full=True)
+          kept = batch.select(columns)
+          for start in range(0, kept.num_rows, _AT_ONCE):
+            for record in kept.slice(start, _AT_ONCE).to_pylist():
+              number += 1
+              record |= {name: convert(record[name]) for name, convert in plain.items()}
+              long = any(isinstance(cell, str) and len(cell) > LONGEST for cell in record.values())
+              yield f"{path}, row {number}", Skip(f"text of over {LONGEST >> 20} Mi characters") if long else record
+    except (pyarrow.ArrowException, OSError, LookupError, OverflowError, ValueError) as error:
+      raise _damaged(path, error) from error
+
+  def documents_of(self, path: str, field: str) -> Iterator[str | Skip]:
+    for where, record in self.read(path):
+      if isinstance(record, Skip):
+        yield record
+      else:
+        yield Skip("null") if record.get(field, "") is None else text_of(record, field, where)
+
+
+def _reader(file):
+  import pyarrow.ipc
+
+  head = file.read(6)
+  file.seek(0)
+  return pyarrow.ipc.open_file(file) if head == b"ARROW1" else pyarrow.ipc.open_stream(file)
+
+
+def _batches(reader) -> Iterator:
+  if hasattr(reader, "num_record_batches"):
+    return (reader.get_batch(number) for number in range(reader.num_record_batches))
+  return iter(reader)
+
+
+def _described(schema) -> dict[str, dict[str, Any]]:
+  """Return the descriptions by `datasets` of the columns that are class labels or images."""
+  try:
+    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+    return {name: about for name, about in features.items() if about.get("_type") in ("ClassLabel", "Image")}
+  except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    return {}  # files of others have no such metadata
+
+
+def _plain(about: dict[str, Any]) -> Callable[[Any], Any]:
+  if about["_type"] == "Image":
+    return lambda found: found.get("bytes") if isinstance(found, dict) else found
+  names = about.get("names") or []
+  return lambda found: names[found] if isinstance(found, int) and 0 <= found < len(names) else found
+
+
+def _damaged(path: str, error: Exception) -> UserError:
+  return UserError(
+    f"{path}: found damaged Arrow data ({one_line(error)[:200]}), expected a complete file; fetch it again"
+  )
+
+
+def _saved(rest: str) -> dict[str, list[str]] | None:
+  """Return the files of a directory written by `save_to_disk`, by split and in order; None for anything else."""
+  if not rest:
+    return None
+  folder = place(rest)
+  if (folder / _SPLITS).is_file():
+    splits = _json(folder / _SPLITS).get("splits")
+    if not isinstance(splits, list) or not splits:
+      raise UserError(f"{folder / _SPLITS}: found no list 'splits', expected the names of splits; {_MEND}")
+    file_names.check_all(f"{folder / _SPLITS}: splits", splits, _MEND)
+    return {split: _listed(folder / split) for split in splits}
+  return {"train": _listed(folder)} if (folder / _STATE).is_file() else None
+
+
+def _listed(folder: Place) -> list[str]:
+  files = _json(folder / _STATE).get("_data_files")
+  names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+  if not names:
+    raise UserError(f"{folder / _STATE}: found no list '_data_files', expected the names of Arrow files; {_MEND}")
+  file_names.check_all(f"{folder / _STATE}: _data_files", names, _MEND)
+  return [f"{folder}/{name}" for name in names]
+
+
+def _json(file: Place) -> dict[str, Any]:
+  try:
+    content = file.read_bytes()
+  except OSError as error:
+    raise UserError(f"{file}: cannot be read ({one_line(error)}); {_MEND}") from error
+  return checked_json.parsed(content, dict, str(file), f"a file of save_to_disk; {_MEND}")

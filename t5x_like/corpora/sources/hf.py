@@ -1,0 +1,130 @@
+"""`hf:NAME[/config][@split]`: a data set of the Hugging Face Hub, or a local directory that `datasets` loads.
+
+NAME is `owner/name`, or a name alone. The data set is downloaded once, into `data_dir` or the cache of `datasets`.
+`@split` keeps one split. Class labels become their names; images stay encoded, as bytes. Data sets whose files are
+Python scripts are refused by the library: nothing read is executed.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.corpora.sources import Record, check_fields, check_split, column_of
+from t5x_like.corpora.sources import Source as Base
+from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.files.local import Local
+
+_AT_ONCE = 256
+_REVISION = re.compile(r"@([0-9a-f]{40})/")
+
+
+class Source(Base):
+  """The records of a data set, with only the columns in `fields`."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    try:
+      import datasets
+    except ImportError as error:
+      raise UserError(f"source hf:{rest}: needs the package datasets; pip install 't5x-like[hf]'") from error
+    self._where = f"data set {rest}"
+    path, _, split = rest.partition("@")
+    name, config = (path, None) if Local(path).is_dir() else _named(path, rest)
+    try:
+      found = datasets.load_dataset(name, config, cache_dir=data_dir)
+    except Exception as error:  # the library, its clients and file readers raise types of their own
+      raise UserError(
+        f"source hf:{rest}: cannot be loaded ({type(error).__name__}: {one_line(error)[:300]}); check the name and the "
+        f"network, or download it where there is one: huggingface-cli download --repo-type dataset {name}"
+      ) from error
+    if split and split not in found:
+      raise UserError(
+        f"source hf:{rest}: found no split {split!r}, expected one of {', '.join(found)}{did_you_mean(split, found)}"
+      )
+    self._splits = {one: found[one] for one in ([split] if split else found)}
+    self.splits = tuple(self._splits)
+    self.name = re.sub(r"[^A-Za-z0-9_.-]+", "_", path.rstrip("/").split("/")[-1]).strip("_.-")
+    self._features = next(iter(self._splits.values())).features
+    check_fields(fields, list(self._features), self._where)
+    self._columns = list({column_of(field, list(self._features)): None for field in fields} or self._features)
+    encoded = {name: type(self._features[name]) for name in self._columns if hasattr(self._features[name], "decode")}
+    for one, rows in self._splits.items():
+      rows = rows.select_columns(self._columns)
+      for name, kind in encoded.items():
+        rows = rows.cast_column(name, kind(decode=False))
+      self._splits[one] = rows
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    names = getattr(self._features.get(field), "names", None)
+    return tuple(names) if names else super().classes(field)
+
+  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
+    """Return runs of rows of about `part_bytes` each, as ranges [first, past)."""
+    check_split(self, split)
+    rows = len(self._splits[split])
+    each = max(1, int(part_bytes * rows / max(1, self._bytes(split))))
+    return [(first, min(first + each, rows)) for first in range(0, rows, each)]
+
+  def part_size(self, split: str, part: tuple[int, int]) -> int:
+    return self._bytes(split) * (part[1] - part[0]) // max(1, len(self._splits[split]))
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+    rows = self._splits[split]
+    first, past = part or (0, len(rows))
+    for start in range(first, past, _AT_ONCE):
+      try:
+        columns = rows[start : min(start + _AT_ONCE, past)]
+      except Exception as error:  # damaged files of the cache
+        raise UserError(
+          f"{self._where}: cannot be read ({type(error).__name__}: {one_line(error)[:200]}); delete it from the cache"
+        ) from error
+      for number, cells in enumerate(zip(*columns.values()), start):
+        record = {name: self._plain(name, cell) for name, cell in zip(columns, cells)}
+        yield f"{self._where}, split {split}, row {number}", record
+
+  def facts(self, field: str) -> dict[str, Any]:
+    splits = {split: self.split_facts(split) for split in self.splits}
+    return {"form": "hf", "text_field": field, "splits": splits}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    info = self._splits[split].info
+    files = info.download_checksums or {}
+    revisions = sorted({match[1] for file in files if (match := _REVISION.search(file))})
+    about = {"name": info.dataset_name, "config": info.config_name, "version": str(info.version or "")}
+    about |= {"revisions": revisions} if revisions else {"bytes": sorted(_size(file) for file in files.values())}
+    return {"form": "hf", "split": split, "examples": len(self._splits[split]), **about}
+
+  def _bytes(self, split: str) -> int:
+    about = (self._splits[split].info.splits or {}).get(split)
+    return int(getattr(about, "num_bytes", 0) or 0) or self._splits[split].data.nbytes
+
+  def _plain(self, name: str, cell: Any) -> Any:
+    feature = self._features[name]
+    if hasattr(feature, "decode") and isinstance(cell, dict):
+      return _content(cell, f"{self._where}, column {name}")
+    if getattr(feature, "names", None) and isinstance(cell, int) and cell >= 0:
+      return feature.int2str(cell)
+    return cell
+
+
+def _named(path: str, rest: str) -> tuple[str, str | None]:
+  """Split `owner/name/config` into the name and the configuration."""
+  parts = path.split("/")
+  if not all(parts) or len(parts) > 3:
+    raise UserError(f"source hf:{rest}: found {path!r}, expected hf:NAME, hf:OWNER/NAME or hf:OWNER/NAME/CONFIG")
+  return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
+
+
+def _content(cell: dict[str, Any], where: str) -> bytes | None:
+  """Return the bytes of an encoded image or sound."""
+  if cell.get("bytes") is not None or not cell.get("path"):
+    return cell.get("bytes")
+  try:
+    return Local(cell["path"]).read_bytes()
+  except OSError as error:
+    raise UserError(
+      f"{where}: {cell['path']} cannot be read ({one_line(error)}); download the data set again"
+    ) from error
+
+
+def _size(about: Any) -> int:
+  return int(about.get("num_bytes") or 0) if isinstance(about, dict) else 0

@@ -1,0 +1,233 @@
+"""`seqio:module:TASK[@source]`: the records of a SeqIO task, after its preprocessors and before tokens.
+
+TASK is an attribute of the module, a SeqIO `Task`, or the name under which the module registers one; it may also be a
+list of preprocessors, or a function that returns a task or a list. The records are the task's own or, after `@`, the
+records of any source of this folder: `seqio:my_tasks:translate@jsonl:pairs/*.jsonl`.
+
+Preprocessors are functions of `tf.data` datasets and run once, while a store is prepared: training reads its store, so
+an example stays a function of its index. The first preprocessor that makes tokens and all that follow it are left out,
+since tokens and lengths belong to the tasks here. A preprocessor that needs `sequence_length` or that returns other
+records when it is called again is refused. Random draws are SeqIO's, seeded with 0.
+"""
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import multiprocessing
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_like import trust
+from t5x_like.corpora.sources import Record, Skip, open_source
+from t5x_like.corpora.sources import Source as Base
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.errors import UserError, one_line
+
+_SPELLED = re.compile(r"([^@:]+:[^@:]+)(?:@(.+))?", re.DOTALL)
+_TOKENS = ("tokenize", "tokenize_and_append_eos", "append_eos", "append_eos_after_trim", "CacheDatasetPlaceholder")
+_TRIED = 8  # records on which preprocessors are tried twice
+_Step = Callable[[Any], Any]
+
+
+class Source(Base):
+  """The records that preprocessors of SeqIO make of others."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    del fields  # of the results, which no source knows
+    self._where = f"source seqio:{rest}"
+    found = _SPELLED.fullmatch(rest)
+    if not found:
+      raise UserError(f"{self._where}: expected seqio:module:TASK or seqio:module:TASK@SOURCE")
+    self._name, inner = found.groups()
+    task = _task(self._where, self._name)
+    listed = task if isinstance(task, Sequence) else getattr(task, "preprocessors", None)
+    if not isinstance(listed, Sequence) or not all(map(callable, listed)):
+      raise UserError(f"{self._where}: found a {type(task).__name__}, expected a SeqIO task or a list of preprocessors")
+    self._steps, left = _before_tokens(listed)
+    self._features = getattr(task, "output_features", {})
+    self._inner = open_source(inner, data_dir=data_dir) if inner else None
+    self._own = None if inner else getattr(task, "source", None)
+    if self._inner is None and not hasattr(self._own, "get_dataset"):
+      raise UserError(f"{self._where}: found no records, expected a source after @, such as @jsonl:pairs/*.jsonl")
+    self.splits = tuple((self._inner or self._own).splits)
+    self.name = re.sub(r"[^A-Za-z0-9_.-]+", "_", self._name.partition(":")[2])
+    self._prepared = [self._called(step) for step in self._steps]
+    told = f" without {', '.join(left)}" if left else ""
+    names = ", ".join(map(_label, self._steps)) or "no preprocessors"
+    print(f"data: {self._where}: {names}{told}", file=sys.stderr, flush=True)
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    where = f"{self._where}, split {split}"
+    once, again = (list(self._made(split, _TRIED)) for _ in range(2))
+    if repr(once) != repr(again):
+      raise UserError(
+        f"{where}: preprocessors return other records when they are called again; draw numbers with the seeds of "
+        "seqio.map_over_dataset, or leave the shuffling to training"
+      )
+    for number, record in enumerate(self._made(split)):
+      yield f"{where}, record {number}", record
+
+  def facts(self, field: str) -> dict[str, Any]:
+    inner = {"of": self._inner.facts(field)} if self._inner else {}
+    return {"form": "seqio", "task": self._name, "text_field": field, "version": self._version(), **inner}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    inner = {"of": self._inner.split_facts(split)} if self._inner else {}
+    return {"form": "seqio", "task": self._name, "split": split, "version": self._version(), **inner}
+
+  def changed(self, split: str) -> list[int | None]:
+    return self._inner.changed(split) if self._inner else []
+
+  def _made(self, split: str, first: int | None = None) -> Iterator[Record | Skip]:
+    """Yield the results for all records of a split, or for the first."""
+    where = f"{self._where}, split {split}"
+    with _seeded():
+      try:
+        if self._inner:
+          made = _dataset(where, lambda: self._inner.records(split))
+        else:
+          made = self._own.get_dataset(split=split, shuffle=False)
+        made = made if first is None else made.take(first)
+        for step in self._prepared:
+          made = step(made)
+        made = made.with_options(_ordered())
+        for record in (made if first is None else made.take(first)).as_numpy_iterator():
+          yield _plain(record)
+      except UserError:
+        raise
+      except Exception as error:  # whatever the user's functions raise, at once or within tf.data
+        told = one_line(str(error).partition("[[{{")[0] or error)[:300]
+        raise UserError(f"{where}: a preprocessor failed ({type(error).__name__}: {told})") from error
+
+  def _called(self, step: _Step) -> _Step:
+    """Return the preprocessor with the arguments that SeqIO gives it by name."""
+    parameters = inspect.signature(step).parameters
+    if "output_features" in parameters and not _bound(step, "output_features"):
+      step = functools.partial(step, output_features=self._features)
+    length = parameters.get("sequence_length")
+    if length is not None and length.default is inspect.Parameter.empty:
+      raise UserError(
+        f"{self._where}: {_label(step)} needs sequence_length, which is known only in training; leave it out, a task "
+        "here has a length of its own"
+      )
+    return step
+
+  def _version(self) -> str:
+    """Return a hash of the files that define the preprocessors."""
+    files = set()
+    for step in self._steps:
+      with contextlib.suppress(TypeError, OSError):
+        files.add(inspect.getsourcefile(inspect.unwrap(_function(step))))
+    files.add(getattr(sys.modules[self._name.partition(":")[0]], "__file__", None))
+    hashes = sorted(hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest() for file in files if file)
+    return hashlib.sha256(repr([hashes, list(map(_label, self._steps))]).encode()).hexdigest()
+
+
+def _task(where: str, name: str) -> Any:
+  """Return a task or a list of preprocessors by `module:TASK`."""
+  module, _, task = name.partition(":")
+  if multiprocessing.parent_process() is not None:  # a worker, whose command has opened the source and lacks the flags
+    trust.admit(name)
+  try:
+    found = trust.function("source", name)
+  except UserError:
+    registry = getattr(sys.modules.get("seqio"), "TaskRegistry", None)
+    if module not in sys.modules or registry is None or task not in registry.names():
+      raise
+    return registry.get(task)
+  if isinstance(found, Sequence) or hasattr(found, "preprocessors"):
+    return found
+  try:
+    return found()
+  except Exception as error:
+    raise UserError(f"{where}: {name} raised {type(error).__name__}: {one_line(error)}") from error
+
+
+def _before_tokens(steps: Sequence[_Step]) -> tuple[list[_Step], list[str]]:
+  """Return the preprocessors before the first that makes tokens, and the names of those left out."""
+  cut = next((number for number, step in enumerate(steps) if _label(step) in _TOKENS), len(steps))
+  return list(steps[:cut]), [_label(step) for step in steps[cut:]]
+
+
+def _function(step: _Step) -> Any:
+  while isinstance(step, functools.partial):
+    step = step.func
+  return step
+
+
+def _bound(step: _Step, name: str) -> bool:
+  return isinstance(step, functools.partial) and name in step.keywords
+
+
+def _label(step: _Step) -> str:
+  function = _function(step)
+  return getattr(function, "__name__", None) or type(function).__name__
+
+
+@contextlib.contextmanager
+def _seeded():
+  """Seed the random draws of TensorFlow and, where it is installed, of SeqIO."""
+  tf.random.set_seed(0)
+  manager = getattr(sys.modules.get("seqio"), "map_seed_manager", None)
+  with manager(0) if manager else contextlib.nullcontext():
+    yield
+
+
+def _ordered():
+  options = tf.data.Options()
+  options.deterministic = True
+  return options
+
+
+def _dataset(where: str, records: Callable[[], Iterator[tuple[str, Record | Skip]]]):
+  """Return a `tf.data` dataset of records, whose first tells the types."""
+  first = next((record for _, record in records() if not isinstance(record, Skip)), None)
+  if first is None:
+    raise UserError(f"{where}: found no records; check the source")
+  spec = {name: _spec(value, f"{where}, field {name!r}") for name, value in first.items()}
+
+  def kept():
+    for at, record in records():
+      if not isinstance(record, Skip) and not any(value is None for value in record.values()):
+        if record.keys() != spec.keys():
+          odd = sorted(record.keys() ^ spec.keys())[0]
+          raise UserError(f"{at}: found other fields than in the first record ({odd!r}), expected the same in each")
+        yield record
+
+  return tf.data.Dataset.from_generator(kept, output_signature=spec)
+
+
+def _spec(value: Any, where: str):
+  """Return the type of a value, and of all values in its place."""
+  if isinstance(value, dict):
+    return {name: _spec(inner, f"{where}, {name!r}") for name, inner in value.items()}
+  if isinstance(value, list):
+    inner = _spec(value[0], where) if value else tf.TensorSpec((), tf.string)
+    if isinstance(inner, tf.TensorSpec):
+      return tf.TensorSpec((None, *inner.shape), inner.dtype)
+  kinds = {str: tf.string, bytes: tf.string, bool: tf.bool, int: tf.int64, float: tf.float32}
+  if type(value) not in kinds:
+    raise UserError(f"{where}: found a {type(value).__name__}, expected text, numbers, lists or objects of these")
+  return tf.TensorSpec((), kinds[type(value)])
+
+
+def _plain(value: Any) -> Any:
+  """Convert a result of TensorFlow to plain Python types; bytes that are text become text."""
+  if isinstance(value, dict):
+    return {name: _plain(inner) for name, inner in value.items()}
+  if isinstance(value, bytes):
+    try:
+      return value.decode()
+    except UnicodeDecodeError:
+      return value
+  if isinstance(value, np.ndarray | np.generic):
+    return _plain(value.tolist())
+  if hasattr(value, "to_list"):  # ragged
+    return _plain(value.to_list())
+  return [_plain(inner) for inner in value] if isinstance(value, list) else value

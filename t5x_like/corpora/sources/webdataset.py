@@ -1,0 +1,86 @@
+"""`webdataset:PATTERN`: samples of WebDataset shards, tar files with the parts of a sample side by side.
+
+`0017.jpg`, `0017.cls` and `0017.json` are one record with the fields `jpg`, `cls` and `json`: a file's name up to the
+first dot is the sample, the rest is the field. Text (`txt`), JSON and classes (`cls`, `id`, `index`: whole numbers) are
+decoded, and `json.caption` is a key within JSON. Everything else stays bytes; images are such fields. Python pickles
+are never opened. Shards are read by the standard library's `tarfile`, in one pass, plain or compressed.
+"""
+
+import tarfile
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.corpora.sources import Record, Skip, _compression
+from t5x_like.corpora.sources._files import LONGEST, FileSource, decode
+from t5x_like.errors import UserError, one_line
+from t5x_like.files import checked_json
+
+_TEXTS = ("txt", "text", "transcript")
+_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
+
+
+class Source(FileSource):
+  """One record per sample; only the parts in `fields` are decoded."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    if "pipe:" in rest:
+      raise UserError(
+        f"source webdataset:{rest}: found a command, expected files or addresses; no command is executed, so copy the "
+        "shards first"
+      )
+    super().__init__(rest, fields=fields, data_dir=data_dir)
+    self._wanted = {part for field in fields for part in (field, field.partition(".")[0])}
+
+  def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
+    key, parts, skip = None, {}, None
+    for name, data in self._members(path):
+      sample, field = _split(name)
+      if sample != key:
+        if parts or skip:
+          yield f"{path}, sample {key}", skip or parts
+        key, parts, skip = sample, {}, None
+      where = f"{path}, {name}"
+      if field in parts:
+        raise UserError(f"{where}: found a second part {field!r} of the sample, expected one; write the shard again")
+      if data is None:
+        skip = Skip(f"part of over {LONGEST >> 20} MiB")
+      elif not self._wanted or field in self._wanted:
+        parts[field] = _decoded(field, data, where)
+    if parts or skip:
+      yield f"{path}, sample {key}", skip or parts
+
+  def _members(self, path: str) -> Iterator[tuple[str, bytes | None]]:
+    """Yield (name, content) of the files in a shard; None for a file that is too long."""
+    try:
+      with _compression.opened(path) as file, tarfile.open(fileobj=file, mode="r|") as shard:
+        for member in shard:
+          if member.isreg() and "." in member.name.rpartition("/")[2].lstrip("."):
+            yield member.name, shard.extractfile(member).read() if member.size <= LONGEST else None
+    except (tarfile.TarError, *_compression.DAMAGED) as error:
+      if isinstance(error, UserError):
+        raise
+      raise UserError(
+        f"{path}: found a truncated or damaged shard ({one_line(error)[:200]}), expected a complete tar file; fetch it "
+        "again"
+      ) from error
+
+
+def _split(name: str) -> tuple[str, str]:
+  """Split the name of a member into (sample, field)."""
+  folder, slash, file = name.rpartition("/")
+  sample, _, field = file.partition(".")
+  return f"{folder}{slash}{sample}", field.lower()
+
+
+def _decoded(field: str, data: bytes, where: str) -> Any:
+  kind = field.rpartition(".")[2]
+  if kind in _TEXTS:
+    return decode(data, where)
+  if kind == "json":
+    return checked_json.parsed(data, object, where, "JSON")
+  if kind in _NUMBERS:
+    try:
+      return int(data)
+    except ValueError:
+      raise UserError(f"{where}: found {data[:40]!r}, expected a whole number; write the shard again") from None
+  return data

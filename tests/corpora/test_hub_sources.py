@@ -1,0 +1,180 @@
+"""Sources `arrow:`, `webdataset:` and `hf:`: the same records as the files hold, and hostile files refused."""
+
+import io
+import json
+import pathlib
+import tarfile
+
+import pyarrow
+import pyarrow.feather
+import pytest
+
+from t5x_like.corpora.sources import Skip, open_source
+from t5x_like.errors import UserError
+from t5x_like.store.tokens import TokenStore
+from tools import prepare_data
+
+ROWS = [{"text": f"document number {n}", "label": n % 2} for n in range(40)]
+FEATURES = {"text": {"dtype": "string", "_type": "Value"}, "label": {"names": ["bad", "good"], "_type": "ClassLabel"}}
+
+
+def records(source: str, split: str = "train", **options) -> list:
+  return [record for _, record in open_source(source, **options).records(split)]
+
+
+def refusal(source: str, **options) -> str:
+  with pytest.raises(UserError) as caught:
+    records(source, **options)
+  assert "\n" not in str(caught.value)
+  return str(caught.value)
+
+
+def stream(path, rows, features=None) -> pathlib.Path:
+  """Write an Arrow file as `datasets` does."""
+  table = pyarrow.Table.from_pylist(rows)
+  if features:
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+    writer.write_table(table, max_chunksize=7)
+  return path
+
+
+def tar(path, files, format=tarfile.USTAR_FORMAT, mode="w") -> pathlib.Path:
+  with tarfile.open(path, mode, format=format) as shard:
+    for name, data in files:
+      member = tarfile.TarInfo(name)
+      member.size = len(data)
+      shard.addfile(member, io.BytesIO(data))
+  return path
+
+
+def test_arrow_streams_and_feather_files_give_their_rows(tmp_path):
+  stream(tmp_path / "a/1.arrow", ROWS[:25])
+  stream(tmp_path / "a/2.arrow", ROWS[25:])
+  pyarrow.feather.write_feather(pyarrow.Table.from_pylist(ROWS), tmp_path / "all.feather", compression="zstd")
+  assert records(f"arrow:{tmp_path}/a/*.arrow") == ROWS == records(f"arrow:{tmp_path}/all.feather")
+  assert records(f"arrow:{tmp_path}/all.feather", fields=("text",)) == [{"text": row["text"]} for row in ROWS]
+  assert "found no field 'txt'" in refusal(f"arrow:{tmp_path}/all.feather", fields=("txt",))
+
+
+def test_class_labels_and_images_of_datasets_become_names_and_bytes(tmp_path):
+  rows = [{"label": 1, "image": {"bytes": b"\x89PNG", "path": None}}, {"label": -1, "image": None}]
+  features = {"label": FEATURES["label"], "image": {"_type": "Image"}}
+  path = stream(tmp_path / "1.arrow", rows, features)
+  assert records(f"arrow:{path}") == [{"label": "good", "image": b"\x89PNG"}, {"label": -1, "image": None}]
+  assert open_source(f"arrow:{path}").classes("label") == ("bad", "good")
+
+
+def test_a_directory_of_save_to_disk_has_its_splits_in_its_order(tmp_path):
+  for split, rows in (("train", ROWS[:30]), ("test", ROWS[30:])):
+    names = ["z.arrow", "a.arrow"]
+    stream(tmp_path / split / names[0], rows[:5], FEATURES)
+    stream(tmp_path / split / names[1], rows[5:], FEATURES)
+    state = {"_data_files": [{"filename": name} for name in names], "_split": split}
+    (tmp_path / split / "state.json").write_text(json.dumps(state))
+  (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+  source = open_source(f"arrow:{tmp_path}")
+  assert source.splits == ("train", "test")
+  expected = [row | {"label": ("bad", "good")[row["label"]]} for row in ROWS]
+  assert records(f"arrow:{tmp_path}") + records(f"arrow:{tmp_path}", "test") == expected
+  state = {"_data_files": [{"filename": "../test/a.arrow"}]}
+  (tmp_path / "train" / "state.json").write_text(json.dumps(state))
+  assert "_data_files: found '../test/a.arrow', expected a name" in refusal(f"arrow:{tmp_path}")
+  (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": [".."]}))
+  assert "splits: found '..', expected a name" in refusal(f"arrow:{tmp_path}")
+
+
+@pytest.mark.parametrize("cut", [3, 40, 300, -30])
+def test_damaged_arrow_files_are_refused(cut, tmp_path):
+  path = stream(tmp_path / "1.arrow", ROWS)
+  data = path.read_bytes()
+  path.write_bytes(data[:cut])
+  assert "1.arrow: found damaged Arrow data" in refusal(f"arrow:{path}")
+
+
+def test_samples_of_shards(tmp_path):
+  files = []
+  for n in range(6):
+    part = [("txt", f"text {n}".encode()), ("cls", str(n % 2).encode()), ("seg.png", b"\x89PNG")]
+    files += [(f"./d{n % 2}/{n:04d}.{end}", data) for end, data in [*part, ("json", b'{"caption": {"en": "a"}}')]]
+  tar(tmp_path / "s-000.tar", files[:12])
+  tar(tmp_path / "s-001.tar", [("README", b"no sample"), *files[12:]], tarfile.PAX_FORMAT, "w:gz")
+  found = records(f"webdataset:{tmp_path}/s-{{000..001}}.tar")
+  assert [record["txt"] for record in found] == [f"text {n}" for n in range(6)]
+  assert found[3] == {"txt": "text 3", "cls": 1, "seg.png": b"\x89PNG", "json": {"caption": {"en": "a"}}}
+  captions = open_source(f"webdataset:{tmp_path}/s-000.tar", fields=("json.caption.en",))
+  assert list(captions.documents("train", "json.caption.en")) == ["a"] * 3
+  assert [set(record) for _, record in captions.records("train")] == [{"json"}] * 3
+
+
+def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):
+  import t5x_like.corpora.sources.webdataset as format
+
+  (tmp_path / "in").mkdir()
+  link = tarfile.TarInfo("0.txt")
+  link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+  with tarfile.open(tmp_path / "in/a.tar", "w") as shard:
+    shard.addfile(link)
+    for name in ("../../1.txt", "/2.txt"):
+      member = tarfile.TarInfo(name)
+      member.size = 2
+      shard.addfile(member, io.BytesIO(b"hi"))
+  before = sorted(tmp_path.rglob("*"))
+  assert records(f"webdataset:{tmp_path}/in/a.tar") == [{"txt": "hi"}] * 2  # links are no parts of samples
+  assert sorted(tmp_path.rglob("*")) == before
+  whole = (tmp_path / "in/a.tar").read_bytes()
+  (tmp_path / "cut.tar").write_bytes(whole[:1_100])
+  assert "cut.tar: found a truncated or damaged shard" in refusal(f"webdataset:{tmp_path}/cut.tar")
+  (tmp_path / "text.tar").write_bytes(b"no tar file" * 200)
+  assert "text.tar: found a truncated or damaged shard" in refusal(f"webdataset:{tmp_path}/text.tar")
+  path = tar(tmp_path / "bad.tar", [("1.cls", b"one")])
+  assert "1.cls: found b'one', expected a whole number" in refusal(f"webdataset:{path}")
+  path = tar(tmp_path / "twice.tar", [("1.txt", b"a"), ("1.txt", b"b")])
+  assert "found a second part 'txt'" in refusal(f"webdataset:{path}")
+  path = tar(tmp_path / "json.tar", [("1.json", b"[" * 100_000)])
+  assert "1.json: found invalid JSON" in refusal(f"webdataset:{path}")
+  assert "no command is executed" in refusal("webdataset:pipe:curl http://example.com/a.tar")
+  monkeypatch.setattr(format, "LONGEST", 3)
+  path = tar(tmp_path / "long.tar", [("1.txt", b"long"), ("2.txt", b"ok")])
+  skipped, kept = records(f"webdataset:{path}")
+  assert isinstance(skipped, Skip) and kept == {"txt": "ok"}
+
+
+def test_prepare_data_reads_shards_and_arrow_files_into_the_same_store(tmp_path):
+  stream(tmp_path / "1.arrow", ROWS)
+  tar(tmp_path / "1.tar", [(f"{n:03d}.txt", row["text"].encode()) for n, row in enumerate(ROWS)])
+  for source, field in (("arrow:1.arrow", "text"), ("webdataset:1.tar", "txt")):
+    name, _, file = source.partition(":")
+    flags = [f"--source={name}:{tmp_path / file}", f"--text_field={field}", f"--output={tmp_path / name}"]
+    assert prepare_data.main([*flags, "--vocabulary=bytes", "--workers=1", "--validation_fraction=0.2"]) == 0
+  stores = [TokenStore.open(tmp_path / name / "train") for name in ("arrow", "webdataset")]
+  assert stores[0].num_tokens == stores[1].num_tokens > 0
+
+
+def test_a_data_set_of_the_hub_and_a_directory_of_its_kind(tmp_path, monkeypatch):
+  pytest.importorskip("datasets")
+  monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+  folder = tmp_path / "reviews"
+  folder.mkdir()
+  (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+  (folder / "test.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+  cache = str(tmp_path / "cache")
+  source = open_source(f"hf:{folder}", data_dir=cache)
+  assert set(source.splits) == {"train", "test"} and source.name == "reviews"
+  assert [record for _, record in source.records("train")] == ROWS
+  parts = source.parts("train", 400)
+  assert len(parts) > 1
+  assert [record for part in parts for _, record in source.records("train", part)] == ROWS
+  assert str(tmp_path) not in json.dumps([source.facts("text"), source.split_facts("train")])
+  assert open_source(f"hf:{folder}@test", data_dir=cache).splits == ("test",)
+  assert "found no split 'tests'" in refusal(f"hf:{folder}@tests", data_dir=cache)
+  assert "found no field 'txt'" in refusal(f"hf:{folder}", fields=("txt",), data_dir=cache)
+  (folder / "train.jsonl").unlink()
+  assert "cannot be loaded" in refusal("hf:nobody/no_such_data_set", data_dir=cache)
+  assert "expected hf:NAME" in refusal("hf:a/b/c/d")
+
+
+def test_without_the_library_one_line_names_the_extra(monkeypatch):
+  monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+  assert refusal("hf:owner/name") == "source hf:owner/name: needs the package datasets; pip install 't5x-like[hf]'"
