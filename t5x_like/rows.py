@@ -55,15 +55,12 @@ class Runner:
   def changed(self, change: Callable) -> "Runner":
     """Return a runner of `change(model)`, computed once instead of at every call."""
     if change not in self._made:
-      self._made[change] = self._changed(change)
+      found = lambda arrays: change(params.with_arrays(self.model, arrays))  # noqa: E731
+      with self.rules.activate():
+        model = jax.eval_shape(found, self.arrays)
+        arrays = jax.jit(lambda x: params.arrays(found(x)))(self.arrays)
+      self._made[change] = Runner(model, self.rules, arrays, self.batch_size)
     return self._made[change]
-
-  def _changed(self, change: Callable) -> "Runner":
-    found = lambda arrays: change(params.with_arrays(self.model, arrays))  # noqa: E731
-    with self.rules.activate():
-      model = jax.eval_shape(found, self.arrays)
-      arrays = jax.jit(lambda x: params.arrays(found(x)))(self.arrays)
-    return Runner(model, self.rules, arrays, self.batch_size)
 
   def __call__(
     self, function: Callable, ids: Sequence[Sequence[int]], extras: dict[str, np.ndarray], padded: Callable[[int], int]
@@ -88,8 +85,7 @@ class Runner:
       return made | {name: x[chosen] for name, x in extras.items()}
 
     pad = self.model.variant.tokens.pad or 0
-    run = self._program(function)
-    apply = lambda batch: run(self.arrays, batch)  # noqa: E731
+    apply = lambda batch: self._program(function)(self.arrays, batch)  # noqa: E731
     return in_batches(apply, self.rules, self.batch_size, [padded(len(row)) for row in ids], features)
 
   def _program(self, function: Callable) -> Callable:

@@ -22,7 +22,7 @@ from t5x_like.nn.block import Block, Normed, Parallel, Residual
 from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.auto import Auto
 from t5x_like.nn.cores.dense import Dense
-from t5x_like.nn.dims import Dims
+from t5x_like.nn.dims import NO_DROPOUT, Dims, Dropout
 from t5x_like.nn.embed import Inputs, Types
 from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.layer import Layer
@@ -48,7 +48,7 @@ class StackBuilder:
     causal: whether the stack is a decoder.
     cross: whether blocks have cross-attention.
     deepnorm: (alpha, gain), used if `norm_position` is "deepnorm"; see `deepnorm_weights`.
-    dropout_rate, remat, layers, pipeline: arguments of the `Stack`.
+    dropout_rate, remat, layers, pipeline: the rate wherever the design drops out, and arguments of the `Stack`.
     drop_path: rate at which training skips a sublayer, drawn for each example.
     depths: the depth of every layer, from 0 to 1, if the rate grows with it up to `drop_path`; else None.
   """
@@ -77,7 +77,7 @@ class StackBuilder:
       types=Types(types, width, rngs, init=design.table_init()) if types else None,
       norm=design.make_norm(width, rngs) if design.embed_norm else None,
       project=Linear((width, D), ("embed", None), design.kernel_init(width), rngs, bias=True) if width != D else None,
-      dropout_rate=self.dropout_rate,
+      dropout=self.dropout,
     )
 
   def stack(self, rngs: nnx.Rngs) -> Stack:
@@ -93,7 +93,7 @@ class StackBuilder:
       position=self._position_at("stack", self.schemes[0], rngs),
       pieces_above=jax.eval_shape(lambda: self._core(nnx.Rngs(0))).pieces_above,
       final_norm=design.make_norm(self.dims.embed, rngs) if design.final_norm else None,
-      dropout_rate=self.mlp_dropout_rate,
+      dropout=self.mlp_dropout,
       remat=self.remat,
       layers=self.layers,
       pipeline=self.pipeline,
@@ -126,8 +126,12 @@ class StackBuilder:
     return math.lcm(len(self.design.windows), experts, len(self.schemes))
 
   @property
-  def mlp_dropout_rate(self) -> float:
-    return self.dropout_rate if self.design.mlp_dropout else 0.0
+  def dropout(self) -> Dropout:
+    return Dropout(self.dropout_rate, (-2,) if self.design.shared_dropout else ())
+
+  @property
+  def mlp_dropout(self) -> Dropout:
+    return self.dropout if self.design.mlp_dropout else NO_DROPOUT
 
   @property
   def gain(self) -> float:
@@ -153,7 +157,7 @@ class StackBuilder:
     if design.parallel == "one_norm":
       return {"parallel": self._residual(Parallel(**parts), rngs, turn)}
     branches = {name: Normed(part, norm=design.make_norm(dims.embed, rngs)) for name, part in parts.items()}
-    rates = dict(dropout_rate=self.dropout_rate, drop_path=self.drop_path)
+    rates = dict(dropout=self.dropout, drop_path=self.drop_path)
     return {"parallel": Residual(Parallel(**branches), **rates, turn=turn)}
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
@@ -180,7 +184,7 @@ class StackBuilder:
       core=self._core(rngs) if own else Dense() if design.core == "dense" else Auto(),
       softcap=design.softcap,
       window=design.windows[turn % len(design.windows)] if own else None,
-      dropout_rate=self.dropout_rate,
+      dropout=self.dropout,
     )
 
   def _mlp(self, rngs: nnx.Rngs, sparse: bool) -> Layer:
@@ -200,7 +204,7 @@ class StackBuilder:
       gated=gated,
       init=design.kernel_init(dims.embed, self.inner_gain),
       out_init=design.kernel_init(dims.mlp, self.gain),
-      dropout_rate=self.mlp_dropout_rate,
+      dropout=self.mlp_dropout,
     )
 
   def _residual(self, layer: Layer, rngs: nnx.Rngs, turn: int = 0) -> Residual:
@@ -211,7 +215,7 @@ class StackBuilder:
     if design.layer_scale is not None:
       norms["res_norm"] = LayerScale(self.dims.embed, rngs, initial=design.layer_scale)
     alpha = self.deepnorm[0] if design.norm_position == "deepnorm" else 1.0
-    rates = dict(dropout_rate=self.dropout_rate, drop_path=self.drop_path)
+    rates = dict(dropout=self.dropout, drop_path=self.drop_path)
     return Residual(layer, **norms, alpha=alpha, **rates, turn=turn)
 
   def scheme_arguments(self) -> dict[str, Any]:

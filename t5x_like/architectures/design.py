@@ -45,6 +45,7 @@ class Design:
     experts: a mixture of experts instead of the MLP.
     experts_every: N, if only every N-th layer has experts.
     mlp_dropout: whether dropout also applies inside the MLP.
+    shared_dropout: whether one mask of dropout serves all positions of a row, as in T5's code.
     init_stddev: standard deviation of all initial kernels; None is 1/sqrt(fan in).
     residual_init: divide the initial kernels that write to the residual stream by sqrt(2 * layers) (GPT-2).
     embed_init: standard deviation of the token table; None is `init_stddev`, or 1.
@@ -70,6 +71,7 @@ class Design:
   experts: Experts | None = None
   experts_every: Positive = 1
   mlp_dropout: bool = False
+  shared_dropout: bool = False
   init_stddev: float | None = None
   residual_init: bool = False
   embed_init: float | None = None
@@ -90,7 +92,6 @@ class Design:
       raise UserError(
         "config.model.design.qk_norm: found True with attention_scale 'cosine', which is one; expected False"
       )
-
     if self.layer_scale is not None and (self.norm_position != "pre" or self.parallel == "two_norms"):
       found = f"found {self.layer_scale} with norm_position {self.norm_position!r} and parallel {self.parallel!r}"
       raise UserError(f"config.model.design.layer_scale: {found}, expected 'pre', and not 'two_norms'")

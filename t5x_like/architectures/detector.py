@@ -16,7 +16,7 @@ from t5x_like.architectures.design import Design
 from t5x_like.architectures.placed import PlacedBuilder, sines
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.dims import Dims, dropout, subkey
+from t5x_like.nn.dims import Dims, Dropout, subkey
 from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
@@ -144,7 +144,7 @@ class Detector(nnx.Module):
     context = Context(mask=Mask(pos, pos, k_valid=valid_BS, aligned=True), places=places_BSD)
     at_input = self.variant.places == "attention_and_input"
     memory_BSD = memory_BSD + places_BSD if at_input else memory_BSD
-    memory_BSD = dropout(memory_BSD, self.dropout_rate, subkey(key, 0))
+    memory_BSD = Dropout(self.dropout_rate)(memory_BSD, subkey(key, 0))
     memory_BSD, _, _ = self.encoder(memory_BSD, context, key=subkey(key, 1))
     Q = self.variant.queries
     q_pos, queries_BQD = positions(Q), jnp.broadcast_to(self.queries[...].astype(self.dtype), (B, Q, D))

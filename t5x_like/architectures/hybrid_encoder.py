@@ -17,7 +17,7 @@ from t5x_like.architectures.grid_stack import GridStackBuilder
 from t5x_like.architectures.image_encoder import check
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.dims import Dims, dropout, subkey
+from t5x_like.nn.dims import Dims, Dropout, subkey
 from t5x_like.nn.feed_forward import gelu
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context
@@ -189,7 +189,7 @@ class TransformerStage(nnx.Module):
     context = Context(mask=Mask(pos, pos, aligned=True))
     entering_BTD = pooled(self.norm(x_BYXC)).reshape(B, self.grid.length, -1)
     y_BTD, _, _ = self.attention(entering_BTD, context, None, subkey(key, 0))
-    y_BTD = dropout(y_BTD, self.drop_path, subkey(key, 1), broadcast_axes=(-2, -1))
+    y_BTD = Dropout(self.drop_path, (-2, -1))(y_BTD, subkey(key, 1))
     x_BTD = per_cell(self.project, pooled(x_BYXC)).reshape(B, -1, D) + y_BTD
     x_BTD, aux, _ = self.mlp(x_BTD, context, None, subkey(key, 2))
     if self.stack is not None:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from t5x_like.architectures.build import StackBuilder
 from t5x_like.nn import attention
 from t5x_like.nn.attention import Attention
+from t5x_like.nn.dims import NO_DROPOUT
 from t5x_like.nn.layer import Context
 from t5x_like.nn.stack import Stack
 
@@ -34,7 +35,7 @@ class PlacedBuilder(StackBuilder):
   """A builder of stacks with these attentions. As in DETR, no dropout follows the last block."""
 
   def stack(self, rngs) -> Stack:
-    return super().stack(rngs).without(dropout_rate=0.0)
+    return super().stack(rngs).without(dropout=NO_DROPOUT)
 
   def _attention(self, kind: type[Attention], rngs, turn: int | None = None) -> Attention:
     return super()._attention(SelfAttention if kind is attention.SelfAttention else CrossAttention, rngs, turn)

@@ -72,7 +72,7 @@ class PoolingAttention(Attention):
     k_BSKH = named(self.k_norm(self.pool_key(self._heads(k, "activation_kv_heads"))), "key")
     v_BSKH = named(self.pool_value(self._heads(v, "activation_kv_heads")), "value")
     mask = Mask(positions(q_BTNH.shape[1]), positions(k_BSKH.shape[1]))
-    options = dict(scale=self.scale, softcap=self.softcap, dropout_rate=self.dropout_rate, key=subkey(key, 0))
+    options = dict(scale=self.scale, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
     with jax.named_scope("attention"):
       o_BTNH = self.core(q_BTNH, k_BSKH, v_BSKH, mask, None, self.position, place=self.place, **options)
     o_BTNH = named(o_BTNH + q_BTNH, "context")
@@ -136,7 +136,7 @@ class PoolingBuilder(GridStackBuilder):
       shortcut=shortcut,
       cells=self.cells,
       stride=self.q_stride,
-      dropout_rate=self.dropout_rate,
+      dropout=self.dropout,
       drop_path=self.drop_path,
     )
     return Block(self_attention=attention, mlp=self._residual(self._mlp(rngs, False), rngs))

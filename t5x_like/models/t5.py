@@ -21,6 +21,7 @@ V1_0 = Design(
   position="relative_bias",
   attention_scale=1.0,
   mlp_dropout=True,
+  shared_dropout=True,
   tied=True,
   logits_scale=True,
 )

@@ -10,7 +10,7 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.dense import Dense
-from t5x_like.nn.dims import Dims, subkey
+from t5x_like.nn.dims import NO_DROPOUT, Dims, Dropout, subkey
 from t5x_like.nn.layer import CacheStart, Context, Layer
 from t5x_like.nn.linear import Linear, together
 from t5x_like.nn.mask import Mask
@@ -62,7 +62,7 @@ class Attention(Layer):
     core: Core | None = None,
     softcap: float | None = None,
     window: int | None = None,
-    dropout_rate: float = 0.0,
+    dropout: Dropout = NO_DROPOUT,
   ):
     N, K, H, D = dims.heads, dims.kv_heads, dims.head_dim, width or dims.embed
     init = init or params.fan_in_normal(D)
@@ -82,7 +82,7 @@ class Attention(Layer):
     self.window = window
     self.head_dim = H
     self.kv_heads = K
-    self.dropout_rate = dropout_rate
+    self.dropout = dropout
 
   def keys_and_values(self, k_BSX: jax.Array, v_BSX: jax.Array, pos_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return keys and values, each [B, S, K, H], from projections [B, S, K * H]."""
@@ -96,7 +96,7 @@ class Attention(Layer):
     q_BTNH = named(self.position.rotate(q_BTNH, mask.q_pos), "query")
     if self.window is not None:
       mask = dataclasses.replace(mask, window=self.window)
-    options = dict(scale=self.scale, softcap=self.softcap, dropout_rate=self.dropout_rate, key=subkey(key, 0))
+    options = dict(scale=self.scale, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
     with jax.named_scope(CAUSAL if mask.causal and mask.k_prefix is None else "attention"):
       o_BTNH = core(q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position, place=self.place, **options)
     o_BTNH = named(o_BTNH.astype(q_BTX.dtype), "context")

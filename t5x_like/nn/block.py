@@ -2,7 +2,7 @@
 
 import jax
 
-from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.dims import NO_DROPOUT, Dropout, subkey
 from t5x_like.nn.layer import CacheStart, Layer, Statistics
 from t5x_like.nn.norm import Identity
 from t5x_like.parallel.constrain import constrain
@@ -17,21 +17,21 @@ class Residual(Layer):
   """
 
   def __init__(
-    self, layer, *, in_norm=None, res_norm=None, out_norm=None, alpha=1.0, dropout_rate=0.0, drop_path=0.0, turn=0
+    self, layer, *, in_norm=None, res_norm=None, out_norm=None, alpha=1.0, dropout=NO_DROPOUT, drop_path=0.0, turn=0
   ):
     self.layer = layer
     self.in_norm = in_norm or Identity()
     self.res_norm = res_norm or Identity()
     self.out_norm = out_norm or Identity()
     self.alpha = alpha
-    self.dropout_rate = dropout_rate
+    self.dropout = dropout
     self.drop_path = drop_path
     self.turn = turn
 
   def __call__(self, x_BTD: jax.Array, context, cache, key: jax.Array | None):
     y_BTD, aux, cache = self.layer(self.in_norm(x_BTD), context, cache, subkey(key, 0))
     y_BTD = constrain(y_BTD, "batch", "residual_length", "activation_embed")
-    y_BTD = dropout(self.res_norm(y_BTD), self.dropout_rate, subkey(key, 1))
+    y_BTD = self.dropout(self.res_norm(y_BTD), subkey(key, 1))
     return self.out_norm(self.alpha * x_BTD + self.dropped(y_BTD, context, key)), aux, cache
 
   def dropped(self, y_BTD: jax.Array, context, key: jax.Array | None) -> jax.Array:
@@ -39,7 +39,7 @@ class Residual(Layer):
     rate = self.drop_path
     if key is not None and rate and context.depth is not None:
       rate = rate * context.depth[self.turn]
-    return dropout(y_BTD, rate, subkey(key, 2), broadcast_axes=(-2, -1))
+    return Dropout(rate, (-2, -1))(y_BTD, subkey(key, 2))
 
   def start_cache(self, start: CacheStart):
     return self.layer.start_cache(start)

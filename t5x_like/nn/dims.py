@@ -29,21 +29,28 @@ class Dims:
       raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
 
 
-def dropout(
-  x: jax.Array, rate: float | jax.Array, key: jax.Array | None, *, broadcast_axes: tuple[int, ...] = (-2,)
-) -> jax.Array:
-  """Zero entries of `x` with probability `rate` and rescale the rest; do nothing if `key` is None.
+@dataclasses.dataclass(frozen=True)
+class Dropout:
+  """Zero entries with probability `rate` and rescale the rest; one mask along the `shared` axes; none without a key."""
 
-  One mask is shared along `broadcast_axes`. T5's code shares it along the length axis (axis -2), which makes random
-  bits a negligible part of the step.
-  """
-  if key is None or (not isinstance(rate, jax.Array) and rate == 0.0):
-    return x
-  shape = list(x.shape)
-  for axis in broadcast_axes:
-    shape[axis] = 1
-  keep = jax.random.bernoulli(key, 1.0 - rate, tuple(shape))
-  return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x)).astype(x.dtype)
+  rate: float | jax.Array = 0.0
+  shared: tuple[int, ...] = ()
+
+  def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+    if key is None or (not isinstance(self.rate, jax.Array) and self.rate == 0.0):
+      return x
+    keep, rate = kept(key, self.rate, tuple(1 if i - x.ndim in self.shared else n for i, n in enumerate(x.shape)))
+    return jnp.where(keep, x * (1.0 / (1.0 - rate)), jnp.zeros_like(x)).astype(x.dtype)
+
+
+NO_DROPOUT = Dropout()
+
+
+def kept(key: jax.Array, rate: float | jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, float | jax.Array]:
+  """Return (bool array, False where dropout zeroes an entry; the exact rate: two entries share 32 random bits)."""
+  threshold = jnp.round(rate * 2**16).astype(jnp.uint32) if isinstance(rate, jax.Array) else round(rate * 2**16)
+  halves = jax.lax.bitcast_convert_type(jax.random.bits(key, (*shape[:-1], -(-shape[-1] // 2))), jnp.uint16)
+  return halves.reshape(*shape[:-1], -1)[..., : shape[-1]] >= threshold, threshold / 2**16
 
 
 def subkey(key: jax.Array | None, index: int) -> jax.Array | None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.dims import dropout
+from t5x_like.nn.dims import NO_DROPOUT, Dropout
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
 from t5x_like.parallel.constrain import constrain, exchanged, ways
@@ -53,21 +53,21 @@ class Inputs(nnx.Module):
     types: nnx.Module | None = None,
     norm: nnx.Module | None = None,
     project: nnx.Module | None = None,
-    dropout_rate: float = 0.0,
+    dropout: Dropout = NO_DROPOUT,
   ):
     self.scale = scale
     self.position = position or Position()
     self.types = types
     self.norm = norm or Identity()
     self.project = project or Identity()
-    self.dropout_rate = dropout_rate
+    self.dropout = dropout
 
   def __call__(self, x_BTD, pos_BT, types_BT: jax.Array | None = None, key: jax.Array | None = None) -> jax.Array:
     if self.scale != 1.0:
       x_BTD = x_BTD * jnp.asarray(self.scale, x_BTD.dtype)
     if self.types is not None:
       x_BTD = x_BTD + self.types(jnp.zeros_like(pos_BT) if types_BT is None else types_BT, x_BTD.dtype)
-    return self.project(dropout(self.placed(x_BTD, pos_BT), self.dropout_rate, key))
+    return self.project(self.dropout(self.placed(x_BTD, pos_BT), key))
 
   def placed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
     return self.norm(self.position.embed(x_BTD, pos_BT))

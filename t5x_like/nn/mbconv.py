@@ -8,7 +8,7 @@ from flax import nnx
 
 from t5x_like.nn import params
 from t5x_like.nn.convolution import convolved, max_pool
-from t5x_like.nn.dims import dropout
+from t5x_like.nn.dims import Dropout
 from t5x_like.nn.feed_forward import gelu
 from t5x_like.nn.linear import Linear
 
@@ -77,7 +77,7 @@ class MbConv(nnx.Module):
     y_BYXC = gelu(self.expand_norm(per_cell(self.expand, y_BYXC)))
     y_BYXC = self.gate(gelu(self.depthwise_norm(self.depthwise(y_BYXC))))
     y_BYXC = per_cell(self.shrink, y_BYXC)
-    return x_BYXC + dropout(y_BYXC, self.drop_path, key, broadcast_axes=(-3, -2, -1))
+    return x_BYXC + Dropout(self.drop_path, (-3, -2, -1))(y_BYXC, key)
 
 
 def pooled(x_BYXC: jax.Array) -> jax.Array:

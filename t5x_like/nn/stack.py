@@ -12,7 +12,7 @@ from flax import nnx
 from t5x_like import nn, slots
 from t5x_like.nn import params
 from t5x_like.nn.block import Block, scalars
-from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.dims import NO_DROPOUT, Dropout, subkey
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.norm import Identity
@@ -63,7 +63,7 @@ class Stack(nnx.Module):
     position: Position | None = None,
     pieces_above: int | None = None,
     final_norm: nnx.Module | None = None,
-    dropout_rate: float = 0.0,
+    dropout: Dropout = NO_DROPOUT,
     remat: Remat = NONE,
     layers: str = "scan",
     pipeline: Pipeline = EVEN,
@@ -77,7 +77,7 @@ class Stack(nnx.Module):
     self.pieces_above = pieces_above
     self.final_norm = final_norm or Identity()
     self.repeats = repeats
-    self.dropout_rate = dropout_rate
+    self.dropout = dropout
     self.remat = remat
     self.layers = layers
     self.pipeline = pipeline
@@ -101,7 +101,7 @@ class Stack(nnx.Module):
     depths = None if self.depths is None else jnp.asarray(self.depths, jnp.float32)
     x_BTD, aux, cache = run((self.blocks, depths), x_BTD, context, subkey(key, 0), remat, cache)
     aux = jax.tree.map(jnp.sum, jax.vmap(scalars)(aux)) if aux else {}
-    return dropout(self.final_norm(x_BTD), self.dropout_rate, subkey(key, 1)), aux, cache
+    return self.dropout(self.final_norm(x_BTD), subkey(key, 1)), aux, cache
 
   def _run(self, blocks: tuple, x_BTD: jax.Array, context: Context, key: jax.Array | None, remat: Remat, cache=None):
     """Run some of the blocks, with their depths, in order; return like `__call__`, but with `aux` per layer."""

@@ -40,7 +40,14 @@ from t5x_like.training.state import TrainState
 RANDOM = "random"  # a teacher without a run
 # Keys of config.model fixed by imported weights.
 FIXED = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
-_TRAINING = ("core", "init_stddev", "residual_init", "embed_init", "mlp_dropout")  # cells of a design that are not
+_TRAINING = (
+  "core",
+  "init_stddev",
+  "residual_init",
+  "embed_init",
+  "mlp_dropout",
+  "shared_dropout",
+)  # cells that are not
 _NEW = ("head/", "scores/")
 _OFF = ("dropout", "drop_path")  # of a teacher
 # Keys of config.model that a run with `init` keeps; the others are those of the run it starts from.

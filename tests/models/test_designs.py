@@ -19,7 +19,10 @@ from t5x_like.nn.norm import NORMS
 LLAMA3 = {"factor": 4.0, "low": 1.0, "high": 2.0, "original_length": 4}
 
 DESIGNS = {  # design, and the heads that share keys and values
-  "pre_relative_shared": (Design(norm="rmsnorm", position="relative_bias", mlp_dropout=True, logits_scale=True), 4),
+  "pre_relative_shared": (
+    Design(norm="rmsnorm", position="relative_bias", mlp_dropout=True, shared_dropout=True, logits_scale=True),
+    4,
+  ),
   "post_sinusoidal": (
     Design(
       norm="layernorm",

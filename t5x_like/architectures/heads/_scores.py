@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.architectures.design import Variant
-from t5x_like.nn.dims import dropout
+from t5x_like.nn.dims import Dropout
 from t5x_like.nn.linear import Linear
 
 
@@ -22,4 +22,4 @@ class Scores(nnx.Module):
     B, T, _ = x_BTD.shape
     last_B = jnp.full((B,), T - 1) if valid_BT is None else jnp.maximum(jnp.sum(valid_BT, axis=1) - 1, 0)
     x_BD = jnp.take_along_axis(x_BTD, last_B[:, None, None], axis=1)[:, 0]
-    return {"scores": self.out(dropout(x_BD, self.dropout_rate, key, broadcast_axes=())).astype(jnp.float32)}
+    return {"scores": self.out(Dropout(self.dropout_rate)(x_BD, key)).astype(jnp.float32)}

@@ -6,7 +6,7 @@ from flax import nnx
 
 from t5x_like.architectures.design import Variant
 from t5x_like.architectures.heads._pooler import Pooler
-from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.linear import Linear
 from t5x_like.slots import Positive
@@ -28,7 +28,7 @@ class SequenceClassifier(nnx.Module):
     self.dropout_rate = dropout_rate
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
-    x_BD = dropout(self.pooler(x_BTD), self.dropout_rate, subkey(key, 0), broadcast_axes=())
+    x_BD = Dropout(self.dropout_rate)(self.pooler(x_BTD), subkey(key, 0))
     return {"logits": self.out(x_BD).astype(jnp.float32)}
 
 

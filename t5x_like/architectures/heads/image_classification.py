@@ -8,7 +8,7 @@ from flax import nnx
 
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import Identity, LayerNorm
 from t5x_like.slots import Positive
@@ -54,7 +54,7 @@ class ImageClassifier(nnx.Module):
     x_BD = self.norm(self.pooled(x_BTD))
     if self.hidden is not None:
       x_BD = jnp.tanh(self.hidden(x_BD))
-    x_BD = dropout(x_BD, self.dropout_rate, subkey(key, 0), broadcast_axes=())
+    x_BD = Dropout(self.dropout_rate)(x_BD, subkey(key, 0))
     return {"logits": self.out(x_BD).astype(jnp.float32)}
 
 

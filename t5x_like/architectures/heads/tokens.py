@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.architectures.design import Variant
-from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.linear import Linear
 from t5x_like.slots import Positive
@@ -20,7 +20,7 @@ class TokenClassifier(nnx.Module):
     self.dropout_rate = dropout_rate
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
-    return {"logits": self.out(dropout(x_BTD, self.dropout_rate, subkey(key, 0))).astype(jnp.float32)}
+    return {"logits": self.out(Dropout(self.dropout_rate)(x_BTD, subkey(key, 0))).astype(jnp.float32)}
 
 
 make = TokenClassifier

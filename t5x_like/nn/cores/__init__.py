@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.errors import UserError
-from t5x_like.nn.dims import dropout
+from t5x_like.nn.dims import NO_DROPOUT, Dropout
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions import Position
 
@@ -67,14 +67,14 @@ class Softmax:
     bias: the stack's bias: an array [B or 1, N, T, S], or a `Position` that computes pieces of it.
     position: the layer's own position scheme.
     softcap: logits become `softcap * tanh(logits / softcap)`.
-    dropout_rate, key: dropout of the weights; none if the key is None.
+    dropout, key: dropout of the weights; none if the key is None.
     places: the device's part of the arrays, set in cores that run on each device by itself.
   """
 
   bias: jax.Array | Position | None = None
   position: Position = dataclasses.field(default_factory=Position)
   softcap: float | None = None
-  dropout_rate: float = 0.0
+  dropout: Dropout = NO_DROPOUT
   key: jax.Array | None = None
   places: Places | None = None
 
@@ -88,9 +88,6 @@ class Softmax:
     if shared is None or own is None:
       return own if shared is None else shared
     return shared + own
-
-  def dropped(self, weights_BNTS: jax.Array) -> jax.Array:
-    return dropout(weights_BNTS, self.dropout_rate, self.key)
 
 
 class Core(nnx.Module):
@@ -123,7 +120,7 @@ class Core(nnx.Module):
     *,
     scale: float,
     softcap: float | None = None,
-    dropout_rate: float = 0.0,
+    dropout: Dropout = NO_DROPOUT,
     key: jax.Array | None = None,
     place: str = "attention",
   ) -> jax.Array:
@@ -131,14 +128,14 @@ class Core(nnx.Module):
 
     Args:
       scale: factor of the logits.
-      bias, position, softcap, dropout_rate, key: see `Softmax`.
+      bias, position, softcap, dropout, key: see `Softmax`.
       place: the name under which `cores_used` records the core.
     Returns:
       [B, T, N, H] in the dtype of `q`. Logits and softmax are float32 whatever the dtype of the inputs.
     Raises:
       UserError: the core does not support the call.
     """
-    softmax = Softmax(bias, position or Position(), softcap, dropout_rate, key)
+    softmax = Softmax(bias, position or Position(), softcap, dropout, key)
     core = self.chosen(q_BTNH, k_BSKH, mask, softmax)
     if words := core.refused(q_BTNH, k_BSKH, mask, softmax):
       raise core.refusal(words)
@@ -167,7 +164,7 @@ class Core(nnx.Module):
       "bias": (softmax.bias is not None or softmax.position.biased, "a position bias on the logits"),
       "query_bias": (softmax.position.query_dependent, "positions that depend on the query (Shaw)"),
       "softcap": (softmax.softcap is not None, "a cap on the logits"),
-      "dropout": (softmax.dropout_rate > 0, "dropout of attention probabilities"),
+      "dropout": (softmax.dropout.rate > 0, "dropout of attention probabilities"),
       "lengths": (T != S, f"attention from {T} queries to {S} keys, which must be as many"),
     }
     return next((words for name, (wanted, words) in asked.items() if wanted and name in cls.refuses), None)

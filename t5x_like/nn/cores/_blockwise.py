@@ -15,6 +15,7 @@ import numpy as np
 from t5x_like.nn.cores import Places, Softmax
 from t5x_like.nn.cores._blocks import padded, toeplitz
 from t5x_like.nn.cores.dense import NEGATIVE
+from t5x_like.nn.dims import NO_DROPOUT, Dropout, kept
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import named
@@ -72,7 +73,7 @@ class Grid:
   aligned: bool
   looked_at: bool
   softcap: float | None
-  dropout_rate: float
+  dropping: Dropout
 
   @classmethod
   def of(cls, mask: Mask, softmax: Softmax, T: int, S: int, t: int, s: int) -> "Grid":
@@ -81,8 +82,8 @@ class Grid:
     blocks = [(r, c) for r in range(rows) for c in range(columns) if not known or _reached(mask, r * t, c * s, t, s)]
     arrays = mask.q_segments, mask.k_valid, mask.k_prefix
     looked_at = any(x is not None for x in arrays) or (not known and (mask.causal or mask.window is not None))
-    rate = 0.0 if softmax.key is None else softmax.dropout_rate
-    return cls(t, s, rows, columns, tuple(blocks), mask.aligned, looked_at, softmax.softcap, rate)
+    dropping = NO_DROPOUT if softmax.key is None else softmax.dropout
+    return cls(t, s, rows, columns, tuple(blocks), mask.aligned, looked_at, softmax.softcap, dropping)
 
   def visible(self, mask: Mask) -> jax.Array:
     """Return bool [blocks], False for blocks in which no query sees any key."""
@@ -146,15 +147,17 @@ class Grid:
     q_pos = _cut(mask.q_pos, row * self.t, self.t)
     return places.own_heads(scheme.bias(q_pos, _cut(mask.k_pos, column * self.s, self.s)), 1)
 
-  def dropout(self, weights_BNTS: jax.Array, key, places: Places, column) -> jax.Array:
-    """Drop weights with one mask for all queries, as in the dense core: the same in both passes and on any mesh."""
-    if self.dropout_rate == 0.0:
+  def dropout(self, weights_BNTS: jax.Array, key, places: Places, row, column) -> jax.Array:
+    """Drop weights: the same in both passes and on any mesh, whichever queries a device has."""
+    if self.dropping.rate == 0.0:
       return weights_BNTS
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, column), places.rows)
     keys_BN = fold(keys, places.heads)
-    keep = jax.vmap(jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - self.dropout_rate, (1, self.s))))(keys_BN)
-    return jnp.where(keep, weights_BNTS / (1.0 - self.dropout_rate), 0.0)
+    queries = jnp.zeros(1, jnp.int32) if self.dropping.shared else _cut(places.queries, row * self.t, self.t, axis=0)
+    draw = lambda key, query: kept(jax.random.fold_in(key, query), self.dropping.rate, (self.s,))[0]  # noqa: E731
+    keep = jax.vmap(jax.vmap(jax.vmap(draw, (None, 0)), (0, None)), (0, None))(keys_BN, queries)
+    return jnp.where(keep, weights_BNTS / (1.0 - self.dropping.rate), 0.0)
 
 
 def _reached(mask: Mask, q_start: int, k_start: int, t: int, s: int) -> bool:
@@ -214,7 +217,7 @@ def forward(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places) -> tu
       if allowed is not None:
         weights = jnp.where(allowed, weights, 0.0)
       total_BNT = total_BNT * shrink + weights.sum(-1)
-      weights = _grouped(grid.dropout(weights, key, places, column).astype(v.dtype), K)
+      weights = _grouped(grid.dropout(weights, key, places, row, column).astype(v.dtype), K)
       more = jnp.einsum("BKGTS,BSKH->BKGTH", weights, v_s, preferred_element_type=jnp.float32)
       return new_peak, total_BNT, out_BNTH * shrink[..., None] + more.reshape(B, N, t, H)
 
@@ -263,10 +266,10 @@ def backward(grid: Grid, kept: tuple, d_out: jax.Array) -> tuple:
       weights = jnp.exp(logits - _cut(log_sum_BNT, row * t, t, axis=2)[..., None])
       if allowed is not None:
         weights = jnp.where(allowed, weights, 0.0)
-      dropped = _grouped(grid.dropout(weights, key, places, column).astype(v.dtype), K)
+      dropped = _grouped(grid.dropout(weights, key, places, row, column).astype(v.dtype), K)
       dv_s = dv_s + jnp.einsum("BKGTS,BTKGH->BSKH", dropped, d_out_t, preferred_element_type=jnp.float32)
       d_weights = jnp.einsum("BTKGH,BSKH->BKGTS", d_out_t, v_s, preferred_element_type=jnp.float32)
-      d_weights = grid.dropout(d_weights.reshape(weights.shape), key, places, column)
+      d_weights = grid.dropout(d_weights.reshape(weights.shape), key, places, row, column)
       d_logits = weights * (d_weights - _cut(inner_BNT, row * t, t, axis=2)[..., None])
       if schemes:
         block, pull = jax.vjp(lambda schemes: grid.bias(schemes, mask, places, row, column), schemes)

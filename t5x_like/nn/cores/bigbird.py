@@ -90,7 +90,7 @@ class BigBird(Core):
       logits = logits + jnp.where(first, np.float32(np.log1p(self.random_blocks)), np.float32(0))
     logits = jnp.where(_visible(valid, n, b, sights), logits, NEGATIVE)
     probs = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
-    probs = dataclasses.replace(softmax, key=keys[1]).dropped(probs)
+    probs = softmax.dropout(probs, keys[1])
     at_ends, at_near, at_far = jnp.split(probs, [2 * b, 5 * b], axis=-1)
     middle = jnp.einsum("BnKGTS,BSKH->BnTKGH", at_ends, v_ends) + jnp.einsum("BnKGTS,BnSKH->BnTKGH", at_near, v_near)
     if far:

@@ -22,13 +22,11 @@ class Dense(Core):
     if position.query_dependent:
       logits_BNTS = logits_BNTS + position.logits(q, mask.q_pos, mask.k_pos)
     logits_BNTS = softmax.capped(logits_BNTS)
-    bias_BNTS = softmax.biases(mask.q_pos, mask.k_pos)
-    if bias_BNTS is not None:
+    if (bias_BNTS := softmax.biases(mask.q_pos, mask.k_pos)) is not None:
       logits_BNTS = logits_BNTS + bias_BNTS
-    allowed = mask.dense()
-    if allowed is not None:
+    if (allowed := mask.dense()) is not None:
       logits_BNTS = jnp.where(allowed, logits_BNTS, NEGATIVE)
-    probs_BNTS = softmax.dropped(jax.nn.softmax(logits_BNTS, axis=-1).astype(v.dtype))
+    probs_BNTS = softmax.dropout(jax.nn.softmax(logits_BNTS, axis=-1).astype(v.dtype), softmax.key)
     probs = probs_BNTS.reshape(B, K, N // K, T, -1)
     out_BTNH = jnp.einsum("BKGTS,BSKH->BTKGH", probs, v).reshape(B, T, N, H)
     if position.query_dependent:

@@ -81,7 +81,7 @@ class Local(Core):
     allowed = Mask(*fields, causal=mask.causal, window=mask.window).dense()
     logits = jnp.where(allowed.reshape(lead, n, *allowed.shape[1:]), logits, NEGATIVE)
 
-    probs = softmax.dropped(jax.nn.softmax(logits, axis=-1).astype(v.dtype))
+    probs = softmax.dropout(jax.nn.softmax(logits, axis=-1).astype(v.dtype), softmax.key)
     probs = probs.reshape(B, n, K, N // K, w, -1)
     out = jnp.einsum("BnKGTS,BnSKH->BnTKGH", probs, near(v))
     return out.reshape(B, n * w, N, H)[:, :T]

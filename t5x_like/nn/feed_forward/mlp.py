@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.dims import NO_DROPOUT, Dropout, subkey
 from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear, together
 from t5x_like.nn.remat import named
@@ -29,21 +29,21 @@ class Mlp(Layer):
     bias: bool = False,
     init: Callable | None = None,
     out_init: Callable | None = None,
-    dropout_rate: float = 0.0,
+    dropout: Dropout = NO_DROPOUT,
   ):
     init = init or params.fan_in_normal(embed)
     self.gate = Linear((embed, mlp), ("embed", "mlp"), init, rngs, bias=bias) if gated else None
     self.wi = Linear((embed, mlp), ("embed", "mlp"), init, rngs, bias=bias)
     self.wo = Linear((mlp, embed), ("mlp", "embed"), out_init or params.fan_in_normal(mlp), rngs, bias=bias)
     self.activation = activation
-    self.dropout_rate = dropout_rate
+    self.dropout = dropout
 
   def __call__(self, x_BTD: jax.Array, context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
     layers = [self.wi] if self.gate is None else [self.wi, self.gate]
     hidden = [constrain(y_BTF, "batch", "length", "activation_mlp") for y_BTF in together(layers, x_BTD)]
     h_BTF, *gate_BTF = (named(y_BTF, "mlp_hidden") for y_BTF in hidden)
     h_BTF = self.activation(gate_BTF[0]) * h_BTF if gate_BTF else self.activation(h_BTF)
-    h_BTF = dropout(h_BTF, self.dropout_rate, subkey(key, 0))
+    h_BTF = self.dropout(h_BTF, subkey(key, 0))
     return named(self.wo(h_BTF), "mlp_out"), {}, None
 
 

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.dims import NO_DROPOUT, Dropout, subkey
 from t5x_like.nn.feed_forward import Experts
 from t5x_like.nn.feed_forward._router import Load, Router, Routing
 from t5x_like.nn.layer import Context, Layer
@@ -56,7 +56,7 @@ class Moe(Layer):
     gated: bool,
     init: Callable | None = None,
     out_init: Callable | None = None,
-    dropout_rate: float = 0.0,
+    dropout: Dropout = NO_DROPOUT,
   ):
     E = experts.experts
     init = init or params.fan_in_normal(embed)
@@ -67,7 +67,7 @@ class Moe(Layer):
     self.wo = params.param(rngs, out_init or params.fan_in_normal(mlp), (E, mlp, embed), outwards)
     self.experts = experts
     self.activation = activation
-    self.dropout_rate = dropout_rate
+    self.dropout_rate = dropout.rate  # each row is a token's
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
     decoding = context.slot is not None  # the layer itself keeps no cache
@@ -121,7 +121,7 @@ class Moe(Layer):
       h = self.activation(h)
     else:
       h = self.activation(constrain(product(rows, self.gate[...], _INWARDS), *axes)) * h
-    return product(dropout(h, self.dropout_rate, key, broadcast_axes=()), self.wo[...], _OUTWARDS)
+    return product(Dropout(self.dropout_rate)(h, key), self.wo[...], _OUTWARDS)
 
 
 _INWARDS, _OUTWARDS = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")

@@ -13,6 +13,7 @@ from t5x_like.nn import cores
 from t5x_like.nn.cores.bigbird import BigBird
 from t5x_like.nn.cores.linformer import Linformer
 from t5x_like.nn.cores.memory_compressed import MemoryCompressed
+from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.nn.positions.alibi import Alibi
 from t5x_like.nn.positions.shaw import ShawPosition
@@ -117,7 +118,7 @@ def test_what_a_core_refuses_is_what_the_base_checks(name):
     "bias": (M["full"], {"bias": Alibi(cases.DIMS)}),
     "query_bias": (M["full"], {"position": ShawPosition(cases.rngs(), cases.DIMS)}),
     "softcap": (M["full"], {"softcap": 2.0}),
-    "dropout": (M["full"], {"dropout_rate": 0.5}),
+    "dropout": (M["full"], {"dropout": Dropout(0.5)}),
     "lengths": (M["full"], {}),
   }
   assert set(core.refuses) <= set(asked)
@@ -131,4 +132,4 @@ def test_the_signature_of_attention_is_in_one_place():
   files = sorted(pathlib.Path(cores.__file__).parent.glob("*.py"))
   functions = [(f.stem, n) for f in files for n in ast.walk(ast.parse(f.read_text())) if isinstance(n, ast.FunctionDef)]
   arguments = [(stem, {a.arg for a in (*n.args.args, *n.args.kwonlyargs)}) for stem, n in functions]
-  assert [stem for stem, names in arguments if names & {"scale", "softcap", "dropout_rate"}] == ["__init__"]
+  assert [stem for stem, names in arguments if names & {"scale", "softcap", "dropout"}] == ["__init__"]

@@ -12,6 +12,7 @@ from more import later
 from t5x_like.nn.cores.chunked import Chunked
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.cores.local import Local
+from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
@@ -75,7 +76,7 @@ def test_chunked_on_a_mesh_equals_one_device(mesh, kv_heads, kind, changes):
   mask = dataclasses.replace(cases.mask(kind), aligned=True)
   mask = jax.tree.map(lambda x: x[:, :36], mask)
   args = (*cases.qkv(T=36, K=kv_heads), *cases.bias("table"))
-  options = dict(dropout_rate=0.2, key=jax.random.key(3))
+  options = dict(dropout=Dropout(0.2), key=jax.random.key(3))
 
   def run():
     return cases.with_gradients(Chunked(query_chunk=5, key_chunk=8), mask, cases.seen(mask), **options)(*args)
@@ -112,8 +113,9 @@ def test_chunked_bfloat16():
   assert float(jnp.abs(out.astype(jnp.float32) - exact).max()) < 0.03
 
 
-def test_chunked_dropout():
-  """One mask for all chunks of queries, the same in both passes; unbiased."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_chunked_dropout(shared):
+  """The same mask however queries are cut and in both passes; unbiased."""
   q, k, v = cases.qkv()
   other = jnp.asarray(cases.normal(*q.shape, seed=30))
 
@@ -121,7 +123,7 @@ def test_chunked_dropout():
 
   def run(q, k, v, key=half, chunk=8, rate=0.5):
     core = Chunked(query_chunk=chunk, key_chunk=10)
-    return core(q, k, v, cases.mask("causal"), scale=0.4, dropout_rate=rate, key=key)
+    return core(q, k, v, cases.mask("causal"), scale=0.4, dropout=Dropout(rate, (-2,) if shared else ()), key=key)
 
   out = jax.jit(run)(q, k, v)
   np.testing.assert_allclose(out, jax.jit(lambda *a: run(*a, chunk=37))(q, k, v), rtol=1e-4, atol=1e-5)
@@ -227,7 +229,7 @@ def test_local_dropout_keeps_the_expectation():
   mask = cases.mask("causal_w6")
 
   def attend(key):
-    return Local()(q, k, v, mask, scale=0.4, dropout_rate=0.2, key=key)
+    return Local()(q, k, v, mask, scale=0.4, dropout=Dropout(0.2), key=key)
 
   out = jax.jit(jax.vmap(attend))(jax.random.split(jax.random.key(0), 256))
   rows = cases.seen(mask)

@@ -11,6 +11,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn.cores import Softmax
 from t5x_like.nn.cores.auto import Auto
 from t5x_like.nn.cores.splash import Splash
+from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.constrain import target
 from t5x_like.parallel.mesh import make_mesh
@@ -59,7 +60,7 @@ def test_kernels_refuse_what_they_cannot_do():
     ("tpu", "causal_w64", {}, "splash"),
     ("tpu", "prefix", {}, "chunked"),
     ("tpu", "causal", {"bias": "table"}, "chunked"),
-    ("tpu", "causal", {"dropout_rate": 0.1}, "chunked"),
+    ("tpu", "causal", {"dropout": Dropout(0.1)}, "chunked"),
     ("gpu", "full", {}, "cudnn"),
     ("gpu", "packed_causal", {}, "chunked"),
     ("gpu", "padded", {}, "chunked"),
@@ -71,7 +72,7 @@ def test_the_choice(platform, kind, options, expected):
   def name(T, aligned=True):
     mask = dataclasses.replace(cases.mask(kind, T), aligned=aligned)
     bias = cases.bias(options.get("bias", "none"), T)[0]
-    softmax = Softmax(bias, **{name: options[name] for name in ("softcap", "dropout_rate") if name in options})
+    softmax = Softmax(bias, **{name: options[name] for name in ("softcap", "dropout") if name in options})
     x = jax.ShapeDtypeStruct((2, T, 4, 64), options.get("dtype", jnp.bfloat16))
     with target(platform):
       return Auto().chosen(x, x, mask, softmax).name

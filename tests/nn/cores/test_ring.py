@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import cores_used, ring
 from t5x_like.nn.cores.ring import Ring
+from t5x_like.nn.dims import Dropout
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
@@ -74,4 +75,4 @@ def test_it_is_the_chunked_core_where_nothing_goes_around():
     CORE(q, k, v, mask, scale=0.4)
   assert used == {"attention": {"chunked"}}
   with pytest.raises(UserError, match="core 'ring' cannot do dropout of attention probabilities"):
-    CORE(q, k, v, mask, scale=0.4, dropout_rate=0.1, key=jax.random.key(0))
+    CORE(q, k, v, mask, scale=0.4, dropout=Dropout(0.1), key=jax.random.key(0))

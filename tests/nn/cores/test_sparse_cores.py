@@ -10,7 +10,7 @@ from t5x_like.nn import params
 from t5x_like.nn.cores.bigbird import BigBird, random_plan
 from t5x_like.nn.cores.linformer import Linformer
 from t5x_like.nn.cores.memory_compressed import MemoryCompressed
-from t5x_like.nn.dims import Dims
+from t5x_like.nn.dims import Dims, Dropout
 from t5x_like.nn.mask import Mask, positions
 
 
@@ -187,7 +187,7 @@ def test_dropout_keeps_the_expectation(core):
   mask = Mask(positions(40), positions(40))
 
   def attend(key):
-    return core(q, k, v, mask, scale=0.4, dropout_rate=0.2, key=key)
+    return core(q, k, v, mask, scale=0.4, dropout=Dropout(0.2), key=key)
 
   out = jax.jit(jax.vmap(attend))(jax.random.split(jax.random.key(0), 256))
   error = jnp.abs(out.mean(0) - jax.jit(lambda: attend(None))())

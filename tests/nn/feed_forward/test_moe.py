@@ -15,6 +15,7 @@ from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.block import scalars
+from t5x_like.nn.dims import Dropout
 from t5x_like.nn.feed_forward import Experts
 from t5x_like.nn.feed_forward.moe import Moe
 from t5x_like.nn.layer import Context
@@ -43,7 +44,7 @@ def layer(gated=True, dropout_rate=0.0, **options):
     gated=gated,
     init=params.normal(0.5),
     out_init=params.normal(0.5),
-    dropout_rate=dropout_rate,
+    dropout=Dropout(dropout_rate),
   )
   if made.router.noise is not None:
     arrays = params.arrays(made)
