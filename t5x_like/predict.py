@@ -12,6 +12,8 @@ architecture:
   encoder          the likeliest pieces for each mask, with their probabilities
     The [MASK] of the array.                ->  {"predictions": [[{"text": "sum", "probability": 0.31}, …]],
                                                  "filled": "The sum of the array."}
+  encoder          with --embed, the text's embedding: a vector of length one, the mean over its tokens or that of [CLS]
+    The sum of the array.               ->  {"embedding": [0.0123, -0.0456, …]}
   classifier of    the input is a folder, a pattern or a file; the likeliest classes with their probabilities, or why a
   images           file is no image
     photos/                                 ->  {"input": "photos/1.jpg", "prediction": "cat", "probability": 0.93,
@@ -78,6 +80,10 @@ def main(argv: list[str]) -> None:
     ("--output", {"required": True, "metavar": "FILE", "help": "the JSONL file, device or pipe to write; - is stdout"}),
     ("--text_field", {"metavar": "KEY", "help": "key of the text in JSONL input (default for .jsonl: text)"}),
     ("--texts", {"metavar": "FILE", "help": "a text a line, for a model of images and texts to choose from"}),
+    (
+      "--embed",
+      {"nargs": "?", "const": "mean", "choices": ("mean", "cls"), "help": "an encoder's embedding of each text"},
+    ),
     ("--step", {"type": command_line.step, "metavar": "N", "help": "the checkpoint to use (default: the newest)"}),
     ("--batch_size", {"type": int, "metavar": "N", "default": 32, "help": "rows in a batch (default: %(default)s)"}),
     *(
@@ -108,7 +114,7 @@ def main(argv: list[str]) -> None:
 
 def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   """Return an answer for each line or image; refuse bad input before reading parameters."""
-  from t5x_like.inference import image_texts, images, predictors, texts
+  from t5x_like.inference import embedding, image_texts, images, predictors, texts
   from t5x_like.rows import Runner
   from t5x_like.runtime import process
   from t5x_like.training import trained
@@ -122,7 +128,7 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
     raise UserError(f"--texts={args.texts}: the model is {found} model of images and texts, expected {expected}")
   choices = texts.read(args.texts, flag="--texts") if of_both else None
   inputs = images.files(args.input) if of_images else texts.read(args.input, args.text_field)
-  if not run.identity["features"] and not of_images:
+  if not run.identity["features"] and not of_images and not args.embed:
     raise UserError(f"{args.workdir}: holds imported weights, and no step was trained yet; train first")
   vocabulary = run.vocabulary()
   flags = {name: getattr(args, name) for name, *_ in GENERATION if getattr(args, name) is not None}
@@ -135,6 +141,13 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
     if skipped := images.told(answers):
       process.say(f"{skipped}; `error` in the output says which")
     return answers
+  if args.embed:
+    if flags:
+      raise UserError(f"--{next(iter(flags))}: --embed generates nothing; leave out either")
+    predict = embedding.Embedding(model, vocabulary, args.embed)
+    step, arrays = run.restore(args.step)
+    process.say(f"{args.workdir}: step {step}; {len(inputs)} lines")
+    return predict(Runner(model, run.rules, arrays, args.batch_size), predict.encode(inputs, "--input"), inputs)
   template = config.task.template if config.task.name in ("chat", "preferences") else None
   predict = predictors.predictor(model, vocabulary, run.row_features(), flags, template)
   ids = predict.encode(inputs, f"--input={args.input}")

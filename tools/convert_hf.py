@@ -14,7 +14,7 @@ import functools
 import pathlib
 import tempfile
 
-from t5x_like import command_line, recipes
+from t5x_like import command_line, recipes, slots
 from t5x_like.errors import UserError, door
 from t5x_like.files import checked_json
 from t5x_like.files.places import directory, is_remote, place
@@ -113,8 +113,11 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
       f" and a vocabulary of {vocabulary.size} ids in a table of {config.model.vocab_size}; prepare data with "
       f"--vocabulary={workdir}/vocabulary"
     )
-  command = f"--config={recipe} --workdir={workdir}{flags}"
-  process.say(f"{workdir}: step 0 with the weights of {directory}{prepare}; train with {command}")
+  command = f"train with --config={recipe} --workdir={workdir}{flags}"
+  head = slots.split("config.model.head", config.model.head)[0] if config.model.get("head") else None
+  if head in ("none", "pooled"):  # nothing to pretrain with
+    prepare, command = "", f"fine-tune with --config=configs/finetune/encoder.py:TASK --config.init.workdir={workdir}"
+  process.say(f"{workdir}: step 0 with the weights of {directory}{prepare}; {command}")
 
 
 def _vocabulary(config, directory: str, sentinels: str | None):

@@ -1,10 +1,17 @@
-"""Embeddings of texts, shared by the evaluators of models of images and texts."""
+"""Embeddings of texts, shared by evaluators and predictions."""
+
+from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from t5x_like.errors import UserError
 from t5x_like.evals import Setting
 from t5x_like.rows import in_batches
+from t5x_like.vocabularies import special
+
+Pooling = Literal["mean", "cls"]
 
 
 def of_texts(setting: Setting, run, arrays: dict[str, jax.Array], tokens_CT: np.ndarray) -> np.ndarray:
@@ -17,3 +24,29 @@ def of_texts(setting: Setting, run, arrays: dict[str, jax.Array], tokens_CT: np.
     lambda chosen, _: {"text_input_tokens": tokens_CT[chosen]},
   )
   return np.stack([row for (row,) in rows])
+
+
+def check(model, where: str) -> None:
+  """Raise UserError for a model without an encoder of texts; `where` is what asked for it."""
+  if "encoder_input_tokens" not in model.NEEDS or "decoder_input_tokens" in model.NEEDS or not hasattr(model, "encode"):
+    found = type(model).__module__.rpartition(".")[2]
+    raise UserError(f"{where}: embeds texts with an encoder, such as BERT; the model is {found!r}")
+
+
+def row(vocabulary, text: str, longest: int) -> list[int]:
+  """Encode a text between CLS and SEP, cut to `longest` ids."""
+  cls_id, sep_id = (special(vocabulary, name) for name in ("cls", "sep"))
+  return [cls_id, *vocabulary.encode(text)[: longest - 2], sep_id]
+
+
+def pooled(model, batch: dict[str, jax.Array], pooling: Pooling) -> jax.Array:
+  """Return the embeddings of rows, float32 [B, D], of length one.
+
+  Args:
+    batch: `encoder_input_tokens` int32 [B, S], and `encoder_segment_ids` int32 [B, S], 0 for padding.
+    pooling: the mean of a row's last hidden states, or that of its first token.
+  """
+  x_BSD = model.encode(batch)[0].astype(jnp.float32)
+  valid_BS1 = (batch["encoder_segment_ids"] > 0).astype(jnp.float32)[..., None]
+  sums_BD = x_BSD[:, 0] if pooling == "cls" else jnp.sum(x_BSD * valid_BS1, axis=1)
+  return sums_BD / jnp.maximum(jnp.linalg.norm(sums_BD, axis=-1, keepdims=True), 1e-12)

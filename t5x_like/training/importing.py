@@ -31,8 +31,8 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
     )
   found = json.loads(json.dumps(dataclasses.asdict(variant)))
   text = hasattr(variant, "vocab_size")
-  of_images = {key: found[key] for key in ("head", "labels", "queries") if key in found}
-  more = {"vocab_size": variant.vocab_size, "tokens": {}} if text else of_images
+  more = {key: found[key] for key in ("head", "labels", "queries") if key in found}
+  more |= {"vocab_size": variant.vocab_size, "tokens": {}} if text else {}
   return other_runs.with_model(config, {"variant": found} | more, where)
 
 

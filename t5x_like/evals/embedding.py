@@ -1,0 +1,77 @@
+"""The cosine of two texts' embeddings against a number that people gave, without any training (STS-B, SICK)."""
+
+import jax
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.evals import Result, Setting, _embeddings, _labelled
+from t5x_like.metrics.classification import Correlation
+from t5x_like.rows import in_batches, padded_length
+from t5x_like.slots import Positive
+
+
+class Evaluator:
+  """An evaluator of an encoder's sentence embeddings, with or without a head.
+
+  Each text is a row of its own: CLS, its tokens, SEP. Pairs without a number are left out.
+
+  Args:
+    pooling: the mean of the last hidden states, or that of the first token.
+    ids: fields to copy to the predictions.
+    max_examples: the number of pairs, from the first; None means all.
+
+  Raises:
+    UserError: the model is no encoder, or the task has no pairs of texts with a number.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    *,
+    pooling: _embeddings.Pooling = "mean",
+    ids: tuple[str, ...] = (),
+    max_examples: Positive | None = None,
+  ):
+    _embeddings.check(setting.model, "evaluator embedding")
+    task = setting.task
+    if task.examples is None or task.classes:
+      raise UserError(
+        f"evaluator embedding: task {task.name} has no numbers to compare with, expected task classification with text,"
+        " pair and no labels"
+      )
+    found = [one for one in task.examples(ids) if one["label"] is not None][:max_examples]
+    if not found or len(found[0]["text"]) != 2:
+      raise UserError(f"evaluator embedding: task {task.name} has single texts; set --config.task.pair")
+    self._examples, self._ids, self._setting = found, ids, setting
+    longest = task.features["encoder_input_tokens"].shape[-1]
+    self._rows = [_embeddings.row(task.vocabulary, text, longest) for one in found for text in one["text"]]
+    self._lengths = [padded_length(len(row), longest) for row in self._rows]
+    self._run = setting.jit(lambda model, batch: (_embeddings.pooled(model, batch, pooling),))
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics it may write."""
+    return (*Correlation.names, "examples")
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """Return the correlations, in percent, and the number of `examples`."""
+
+    def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
+      tokens, valid = np.zeros((2, len(chosen), length), np.int32)
+      for at, number in enumerate(chosen):
+        tokens[at, : len(self._rows[number])], valid[at, : len(self._rows[number])] = self._rows[number], 1
+      return {"encoder_input_tokens": tokens, "encoder_segment_ids": valid}
+
+    setting = self._setting
+    run = lambda batch: self._run(arrays, batch)  # noqa: E731
+    rows = in_batches(run, setting.rules, setting.batch_size, self._lengths, features)
+    first_ND, second_ND = (np.stack([x for (x,) in rows[side::2]]) for side in (0, 1))
+    predictions = [
+      _labelled.identified(
+        {"input": " | ".join(one["text"]), "target": one["label"], "prediction": float(cosine)},
+        one["record"],
+        self._ids,
+      )
+      for one, cosine in zip(self._examples, np.sum(first_ND * second_ND, axis=1), strict=True)
+    ]
+    scores = Correlation()([one["target"] for one in predictions], [one["prediction"] for one in predictions])
+    return Result(scores | {"examples": len(predictions)}, _labelled.samples(predictions), predictions)

@@ -1,0 +1,81 @@
+"""Sentence embeddings through the doors: a headless Hugging Face encoder converted, embedded and scored."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import published
+from t5x_like import evaluate, predict
+from t5x_like.interop import hf
+from t5x_like.models import bert
+from t5x_like.nn.dims import Dims
+from t5x_like.vocabularies import load, special
+from tools import convert_hf
+
+TEXTS = ["a small model", "the small model of a language, with more words than the other"]
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+  """(Hugging Face directory, workdir) of a `BertModel` without a task."""
+  path = tmp_path_factory.mktemp("embedding")
+  like = bert.VARIANTS["bert-tiny"]
+  design = dataclasses.replace(like.design, position={"name": "learned", "length": 48})
+  variant = dataclasses.replace(
+    like, dims=Dims(32, 2, 2, 16, 64, 1), vocab_size=384, design=design, tokens=bert.TOKENS, head="pooled"
+  )
+  hf.save(bert.Model(nnx.Rngs(params=jax.random.key(0)), variant=variant), str(path / "hf"))
+  published.write(path / "hf", "bert")
+  flags = [f"--input={path / 'hf'}", f"--output={path / 'run'}", "--config=configs/bert/base.py"]
+  assert convert_hf.main(flags) == 0
+  return path / "hf", path / "run"
+
+
+def expected(directory, pooling):
+  model, vocabulary, found = hf.load(str(directory)), load(str(directory)), []
+  for text in TEXTS:
+    ids = [special(vocabulary, "cls"), *vocabulary.encode(text), special(vocabulary, "sep")]
+    x_TD = np.asarray(model({"encoder_input_tokens": np.array([ids], np.int32)})["logits"][0])
+    x_D = x_TD[0] if pooling == "cls" else x_TD.mean(0)
+    found.append(x_D / np.linalg.norm(x_D))
+  return np.stack(found)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_an_embedding_is_of_the_text_alone(converted, pooling, tmp_path):
+  directory, workdir = converted
+  (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+  out = tmp_path / "out.jsonl"
+  assert (
+    predict.main([f"--workdir={workdir}", f"--embed={pooling}", f"--input={tmp_path}/texts.txt", f"--output={out}"])
+    == 0
+  )
+  rows = [json.loads(line) for line in out.read_text().splitlines()]
+  assert [row["input"] for row in rows] == TEXTS
+  np.testing.assert_allclose([row["embedding"] for row in rows], expected(directory, pooling), atol=1e-5)
+
+
+def test_cosines_are_held_against_numbers(converted, tmp_path):
+  directory, workdir = converted
+  pairs = [(a, b) for a in ("a man", "the small model", TEXTS[0], TEXTS[1]) for b in TEXTS]
+  lines = ["a\tb\tscore", *(f"{a}\t{b}\t{n % 5}.5" for n, (a, b) in enumerate(pairs))]
+  (tmp_path / "dev.tsv").write_text("\n".join(lines) + "\n")
+  task = {
+    "name": "classification",
+    "source": f"tsv:validation={tmp_path}/dev.tsv,train={tmp_path}/dev.tsv",
+    "vocabulary": f"{workdir}/vocabulary",
+    "cache": f"{tmp_path}/prepared",
+    **{"text": "{a}", "pair": "{b}", "label_field": "score", "length": 48},
+  }
+  changes = {"task": task, "objective": {"name": "classification"}, "evals": {"cosine": {"name": "embedding"}}}
+  flags = [f"--config.{key}={json.dumps(value)}" for key, value in changes.items()]
+  assert evaluate.main([f"--workdir={workdir}", "--config=configs/bert/base.py", *flags]) == 0
+  found = json.loads((workdir / "evaluations" / "0_cosine_validation.json").read_text())["metrics"]
+  rows = [json.loads(x) for x in (workdir / "evaluations" / "0_cosine_validation.jsonl").read_text().splitlines()]
+  both = expected(directory, "mean")
+  assert found["examples"] == len(pairs) and rows[4]["prediction"] == pytest.approx(1.0, abs=1e-5)
+  assert rows[5]["prediction"] == pytest.approx(float(both[0] @ both[1]), abs=1e-5)
