@@ -28,10 +28,10 @@ test-drills: $(VENV)/.ready
 test-howtos: $(VENV)/.ready
 	$(RUN) -m pytest -n auto -m howto $(PYTEST) tests/test_howtos.py
 
-# Preparation on a Dask cluster and into an S3 server, both of this machine; they are installed for it alone.
+# A Dask cluster, an S3 server, Weights & Biases and MLflow, all on this machine; they are installed for it alone.
 test-services: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[services]'
-	$(RUN) -m pytest -m services $(PYTEST) tests/corpora tests/store tests/files
+	$(RUN) -m pytest -m services $(PYTEST) tests/corpora tests/store tests/files tests/report
 
 # Hostile configs and files, hundreds of each kind; make test runs a few of each.
 test-fuzz: $(VENV)/.ready

@@ -105,6 +105,7 @@ class Recipe:
   evals: dict = _slot(loss={})  # by name, an `Instance` and its evaluator's arguments; see training/evaluation.py
   eval_every: slots.Positive = 1000
   log_every: slots.Positive = 1
+  trackers: dict = _slot(tensorboard={})  # by name, a tracker's arguments; see report/trackers/
   step_timeout_seconds: slots.Seconds = 1800.0  # a process without progress for this long exits; 0 for no limit
   recompute_every: slots.Count = 0  # every so many steps, compute one twice to detect faulty devices; 0 for never
   checkpoint: dict = _slot(every=1000, keep_last=3)  # a `Checkpoint`
@@ -209,14 +210,14 @@ def defaults() -> ConfigDict:
 
 
 def check_values(config: ConfigDict) -> None:
-  """Check the types of all values, and that the names of evaluators and phases can name metrics and files.
+  """Check the types of all values, and that the names of evaluators, phases and trackers can name metrics and files.
 
   Raises:
     UserError: a value or name is invalid; names the key, the value and the expectation.
   """
   for key, kind in typing.get_type_hints(Recipe, include_extras=True).items():
     slots.typed(f"config.{key}", config[key], kind)
-  for key in ("evals", "phases"):
+  for key in ("evals", "phases", "trackers"):
     for name in config[key]:
       slots.check_name(f"config.{key}", name)
 

@@ -10,7 +10,8 @@ from t5x_like.files import file_names
 from t5x_like.files.local import Local
 from t5x_like.files.places import place
 
-_READ = ("config.json", "environment.json", "history.jsonl", "metrics.jsonl")  # what a resumed run goes on from
+# The files that a resumed run goes on from.
+_READ = ("config.json", "environment.json", "history.jsonl", "metrics.jsonl", "trackers.json")
 _copies: list[tempfile.TemporaryDirectory] = []  # removed when the program ends
 
 

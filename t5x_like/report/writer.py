@@ -1,4 +1,4 @@
-"""Metrics of a run: one gapless `metrics.jsonl`, TensorBoard events, and progress on the console.
+"""Metrics of a run: one gapless `metrics.jsonl`, and the trackers that follow it.
 
 A line of `metrics.jsonl` is one flat JSON object: `step` first, then names such as `train/loss` with numbers. JSON has
 no infinities, so a value that is not finite is written as null. A line with `missing_from` alone says that the lines of
@@ -11,8 +11,7 @@ import json
 import math
 import os
 import pathlib
-import sys
-import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from t5x_like.errors import UserError, one_line
@@ -20,17 +19,6 @@ from t5x_like.files import checked_json, local
 from t5x_like.files.local import Local, synced
 
 FILE = "metrics.jsonl"
-_FLUSH_SECONDS = 30  # TensorBoard sees new events about this often
-_SHOWN = (
-  "train/loss",
-  "train/accuracy",
-  "train/learning_rate",
-  "train/gradient_norm",
-  "train/seconds_per_step",
-  "train/tokens_per_second",
-  "train/images_per_second",
-  "train/mfu",
-)
 
 
 def read_metrics(workdir) -> list[dict[str, Any]]:
@@ -64,10 +52,10 @@ class MetricsWriter:
   Args:
     workdir: a local directory, created if missing.
     resume_step: the step of the checkpoint to resume from, 0 for a new run. Lines of later steps are dropped (with a
-      rename, so that a kill loses nothing), and purged from TensorBoard.
-    total_steps: the last step, for the progress bar.
+      rename, so that a kill loses nothing).
     primary: False makes every method do nothing; only one process of a job may write.
     expected: a step up to the resumed one; from it on there must be a line, or lines are gone.
+    trackers: opens the trackers, once the file is ready for them; see `report/trackers`.
 
   Attributes:
     missing: the first and the last of the steps up to the resumed one whose lines are gone; None if none are.
@@ -76,27 +64,28 @@ class MetricsWriter:
     UserError: the directory cannot be written.
   """
 
-  def __init__(self, workdir, *, resume_step: int, total_steps: int, primary: bool = True, expected: int = 0):
-    self._file, self.missing = None, None
+  def __init__(
+    self,
+    workdir,
+    *,
+    resume_step: int,
+    primary: bool = True,
+    expected: int = 0,
+    trackers: Callable[[], Sequence] = tuple,
+  ):
+    self._file, self.missing, self._trackers = None, None, ()
     if not primary:
       return
     self._path = pathlib.Path(workdir) / FILE
-    self._total_steps = total_steps
-    self._bar = None
-    self._last_line = -math.inf
     with self._disk_errors():
       self._path.parent.mkdir(parents=True, exist_ok=True)
       self._drop_after(resume_step, expected)
       self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 -- closed by close()
       synced(self._path.parent)
-      self._open_events(resume_step)
-    if sys.stderr.isatty():
-      from tqdm import tqdm
-
-      self._bar = tqdm(total=total_steps, initial=resume_step, unit="step", dynamic_ncols=True, file=sys.stderr)
+      self._trackers = trackers()
 
   def write(self, step: int, metrics: dict[str, float]) -> None:
-    """Appends one line; evaluations (names `eval/…`) are always shown, training steps about every 10 s.
+    """Append one line, and hand it to the trackers.
 
     Raises:
       UserError: the files cannot be written.
@@ -108,10 +97,8 @@ class MetricsWriter:
     with self._disk_errors():
       self._file.write(json.dumps(row, allow_nan=False) + "\n")
       self._file.flush()
-      self._events.write_event(self._event(int(step), values))
-      if time.monotonic() - self._flushed > _FLUSH_SECONDS:
-        self._flush_events()
-    self._show(int(step), values)
+      for tracker in self._trackers:
+        tracker.write(int(step), values)
 
   def flush(self) -> None:
     """Puts everything written so far on disk; call it before a checkpoint of the same step commits.
@@ -124,10 +111,11 @@ class MetricsWriter:
     with self._disk_errors():
       self._file.flush()
       os.fsync(self._file.fileno())
-      self._flush_events()
+      for tracker in self._trackers:
+        tracker.flush()
 
-  def close(self) -> None:
-    """Flushes and closes; safe to call twice.
+  def close(self, complete: bool = True) -> None:
+    """Flush and close; safe to call twice. `complete` is False if the run is to go on.
 
     Raises:
       UserError: the files cannot be written.
@@ -140,33 +128,8 @@ class MetricsWriter:
       file, self._file = self._file, None
       with self._disk_errors():
         file.close()
-        self._events.close()
-      if self._bar is not None:
-        self._bar.close()
-
-  def _open_events(self, resume_step: int) -> None:
-    """Open the file for TensorBoard, and mark the steps after `resume_step` in earlier files as purged.
-
-    `SummaryWriter` is not used: its thread still holds events when its `flush` returns, and a kill then loses them.
-    """
-    from tensorboardX.event_file_writer import EventsWriter  # slow to import, and only one process needs it
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
-    from tensorboardX.proto.summary_pb2 import Summary
-
-    def event(step: int, values: dict[str, float]) -> Event:
-      summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
-      return Event(wall_time=time.time(), step=step, summary=summary)
-
-    self._event = event
-    # Two starts within a second must not share a file.
-    self._events = EventsWriter(str(self._path.parent / "events"), f".{resume_step}.{os.getpid()}")
-    self._events.write_event(Event(step=resume_step + 1, file_version="brain.Event:2"))
-    self._events.write_event(Event(step=resume_step + 1, session_log=SessionLog(status=SessionLog.START)))
-    self._flush_events()
-
-  def _flush_events(self) -> None:
-    self._events.flush()
-    self._flushed = time.monotonic()
+        for tracker in self._trackers:
+          tracker.close(complete)
 
   def __enter__(self) -> "MetricsWriter":
     return self
@@ -187,20 +150,6 @@ class MetricsWriter:
       set_aside(self._path.parent)
     if raw or self._path.exists():
       Local(self._path).write_bytes(b"".join(raw))
-
-  def _show(self, step: int, values: dict[str, float]) -> None:
-    evaluation = {name: value for name, value in values.items() if name.startswith("eval/")}
-    shown = evaluation or {name: values[name] for name in _SHOWN if name in values} or values
-    text = "  ".join(f"{name.removeprefix('train/')} {_short(value)}" for name, value in shown.items())
-    if self._bar is not None:
-      self._bar.update(step - self._bar.n)
-      if evaluation:
-        self._bar.write(f"step {step}  {text}", file=sys.stderr)
-      elif "train/loss" in values:
-        self._bar.set_postfix_str(f"loss {_short(values['train/loss'])}", refresh=False)
-    elif evaluation or step >= self._total_steps or time.monotonic() - self._last_line >= 10:
-      self._last_line = time.monotonic()
-      print(f"step {step}/{self._total_steps}  {text}", file=sys.stderr, flush=True)
 
   @contextlib.contextmanager
   def _disk_errors(self):
@@ -224,7 +173,3 @@ def _rows(path: pathlib.Path) -> tuple[list[tuple[dict[str, Any], bytes]], bool]
   complete = content[: content.rfind(b"\n") + 1]
   found = list(checked_json.rows(complete, path, check))
   return found, len(found) == sum(bool(line.strip()) for line in complete.split(b"\n"))
-
-
-def _short(value: float) -> str:
-  return f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.4g}"

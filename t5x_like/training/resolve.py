@@ -68,6 +68,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     resolved.selection = _filled("selection", config.selection, config_lib.Selection)
   resolved.checkpoint = _filled("checkpoint", config.checkpoint, config_lib.Checkpoint)
   resolved.evals = {name: _evaluator(name, values) for name, values in config.evals.items()}
+  resolved.trackers = {name: _tracker(name, values) for name, values in config.trackers.items()}
   phases.in_order(config)  # refuses phases that cannot be
   return resolved
 
@@ -161,3 +162,11 @@ def _evaluator(name: str, value: Any) -> ConfigDict:
   function = slots.find(f"{where}.name", evaluator, evals, "Evaluator")
   keys = {"name": evaluator} | arguments
   return _as_saved(slots.fill(where, keys, function, given=("setting",), also=(config_lib.Instance,)))
+
+
+def _tracker(name: str, value: Any) -> ConfigDict:
+  """Return an entry of `config.trackers` with all its arguments; its library need not be here."""
+  where = f"config.trackers.{name}"
+  tracker, arguments = slots.split(where, value)
+  made = slots.find(where, tracker or name, "t5x_like.report.trackers", "Tracker")
+  return _as_saved({"name": tracker or name} | slots.fill(where, arguments, made))

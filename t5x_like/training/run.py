@@ -255,8 +255,12 @@ def opened(config: ConfigDict, workdir: str, from_step: int | None = None) -> It
       go on.
   """
   address = directory(workdir)
+  trackers = [
+    slots.make(f"config.trackers.{name}", values, "t5x_like.report.trackers", "Tracker")
+    for name, values in {"console": "console", **config.trackers}.items()
+  ]
   made = assemble(config, address)
-  with Session(address, made.config, made.identity) as session:
+  with Session(address, made.config, made.identity, trackers) as session:
     process.say(sharding_table(params.named_params(made.parts.model), made.parts.rules))
     back = from_step is not None and from_step != session.past.went_back
     restored = restoring.restore(made, session, from_step if back else None)

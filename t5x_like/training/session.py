@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from ml_collections import ConfigDict
 from t5x_like import config as config_lib
 from t5x_like import files, slots
 from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.errors import Preempted
 from t5x_like.files.places import check_writable, is_remote
 from t5x_like.parallel import distributed
 from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
@@ -59,6 +61,7 @@ class Session:
     address: a directory, made if missing, or an address that fsspec knows.
     config: resolved.
     identity: the content of `config.json` for this run.
+    trackers: see `report/trackers`; the first process opens them.
 
   Attributes:
     address, identity: as given.
@@ -72,9 +75,9 @@ class Session:
       different configs, data or code.
   """
 
-  def __init__(self, address: str, config: ConfigDict, identity: dict[str, Any]):
+  def __init__(self, address: str, config: ConfigDict, identity: dict[str, Any], trackers: Sequence = ()):
     self.address, self.identity, self.saved, self._noted = address, identity, 0, False
-    self._config, self._primary = config, process.first()
+    self._config, self._primary, self._trackers = config, process.first(), trackers
     self._writer: MetricsWriter | None = None
     self._mirror = slots.module("mirror", files).Mirror(address) if is_remote(address) else None
     self.workdir = self._mirror.local if self._mirror else pathlib.Path(address)
@@ -154,16 +157,20 @@ class Session:
   def go_back(self, step: int, bad: int, why: str, passed: int) -> None:
     """Set aside the checkpoints and metrics after a step, because step `bad` was refused, and record it."""
     self.saved = step
-    self._writer.close()
+    self._writer.close(complete=False)
     self.checkpoints.set_aside(step, "rolled_back")
     if self._primary:
       workdirs.add_line(self.workdir, {"rollback": why, "from": bad, "step": step, "batches_passed": passed})
     self._open_metrics(step)
 
   def _open_metrics(self, step: int, expected: int = 0) -> None:
-    total = self._config.total_steps
+    name = self.address.rstrip("/").rpartition("/")[2]
     self._writer = MetricsWriter(
-      self.workdir, resume_step=step, total_steps=total, primary=self._primary, expected=expected
+      self.workdir,
+      resume_step=step,
+      primary=self._primary,
+      expected=expected,
+      trackers=lambda: [tracker.open(self.workdir, name, step, self.identity) for tracker in self._trackers],
     )
     if missing := self._writer.missing:
       process.say(
@@ -226,11 +233,11 @@ class Session:
   def __enter__(self) -> "Session":
     return self
 
-  def __exit__(self, *_) -> None:
+  def __exit__(self, kind, *_) -> None:
     """Wait for the last checkpoint, close the metrics and release the workdir."""
     with self._stack, contextlib.ExitStack() as stack:
       if self._writer:
-        stack.callback(self._writer.close)
+        stack.callback(self._writer.close, complete=kind is not Preempted)
         stack.callback(self.flush)
       self.checkpoints.close()
 

@@ -16,15 +16,20 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from t5x_like.errors import UserError
+from t5x_like.report.trackers import console
 from t5x_like.report.writer import MetricsWriter, read_metrics
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 ROGUE = """
 import sys, os, signal
 sys.path[:0] = [{repo!r}]
+import pathlib
+from t5x_like.report.trackers import console, tensorboard
 from t5x_like.report.writer import MetricsWriter
-start = int(sys.argv[2])
-with MetricsWriter(sys.argv[1], resume_step=start, total_steps=30) as writer:
+start, workdir = int(sys.argv[2]), pathlib.Path(sys.argv[1])
+kinds = tensorboard, console
+events = lambda: [kind.Tracker().open(workdir, "run", start, {{"total_steps": 30}}) for kind in kinds]
+with MetricsWriter(workdir, resume_step=start, trackers=events) as writer:
   for step in range(start + 1, 31):
     writer.write(step, {{"train/loss": 1 / step}})
     writer.flush()
@@ -50,7 +55,8 @@ def tensorboard_steps(workdir):
 
 
 def write(workdir, steps, resume_step=0, **extra):
-  with MetricsWriter(workdir, resume_step=resume_step, total_steps=10) as writer:
+  shown = lambda: [console.Tracker().open(workdir, "run", resume_step, {"total_steps": 10})]  # noqa: E731
+  with MetricsWriter(workdir, resume_step=resume_step, trackers=shown) as writer:
     for step in steps:
       writer.write(step, {"train/loss": 1 / step, **extra})
 
@@ -98,11 +104,11 @@ def test_lines_that_are_gone_are_missed_and_marked_once(tmp_path):
   path = tmp_path / "metrics.jsonl"
   path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
   for expected in ((5, 9), None):
-    with MetricsWriter(tmp_path, resume_step=9, total_steps=10, expected=9) as writer:
+    with MetricsWriter(tmp_path, resume_step=9, expected=9) as writer:
       assert writer.missing == expected
   assert read_metrics(tmp_path)[4:] == [{"step": 9, "missing_from": 5}]
   path.unlink()
-  with MetricsWriter(tmp_path, resume_step=9, total_steps=10, expected=6) as writer:
+  with MetricsWriter(tmp_path, resume_step=9, expected=6) as writer:
     assert writer.missing == (1, 9)
 
 
@@ -117,7 +123,7 @@ def test_a_partial_last_line_is_dropped(tmp_path):
 
 def test_a_refusing_disk_is_one_line(tmp_path):
   limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-  writer = MetricsWriter(tmp_path, resume_step=0, total_steps=10)
+  writer = MetricsWriter(tmp_path, resume_step=0)
   resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limit[1]))
   try:
     with pytest.raises(UserError, match="metrics.jsonl: metrics could not be written: File too large"):
@@ -128,14 +134,23 @@ def test_a_refusing_disk_is_one_line(tmp_path):
   writer.close()
   (tmp_path / "file").write_text("")
   with pytest.raises(UserError, match="File exists|Not a directory"):
-    MetricsWriter(tmp_path / "file", resume_step=0, total_steps=1)
+    MetricsWriter(tmp_path / "file", resume_step=0)
 
 
 def test_only_the_primary_writes(tmp_path):
-  with MetricsWriter(tmp_path / "run", resume_step=0, total_steps=1, primary=False) as writer:
+  with MetricsWriter(tmp_path / "run", resume_step=0, primary=False) as writer:
     writer.write(1, {"train/loss": 1.0})
     writer.flush()
   assert not (tmp_path / "run").exists()
+
+
+def test_lines_tell_the_time_that_is_left(tmp_path, capfd, monkeypatch):
+  clock = iter(range(0, 10_000, 30))  # a step takes 30 s, as the clock is read twice for one
+  monkeypatch.setattr(console.time, "monotonic", lambda: next(clock) / 4 * 10)
+  write(tmp_path, range(1, 11))
+  lines = capfd.readouterr().err.splitlines()
+  assert lines[0] == "step 1/10  loss 1" and lines[-1] == "step 10/10  loss 0.1"
+  assert all(line.endswith((" s left", " min left")) for line in lines[1:-1]) and len(lines) == 10
 
 
 def test_progress_is_a_bar_on_a_terminal_and_few_lines_elsewhere(tmp_path, capfd):

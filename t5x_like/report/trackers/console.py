@@ -1,0 +1,79 @@
+"""Progress on the console: a bar on a terminal, else a line about every ten seconds, with the time that is left."""
+
+import dataclasses
+import math
+import pathlib
+import sys
+import time
+from typing import Any
+
+from t5x_like.report.numbers import duration
+
+_EVERY_SECONDS = 10
+_SHOWN = (
+  "train/loss",
+  "train/accuracy",
+  "train/learning_rate",
+  "train/gradient_norm",
+  "train/seconds_per_step",
+  "train/tokens_per_second",
+  "train/images_per_second",
+  "train/mfu",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tracker:
+  """Shows the steps on stderr; every run has it."""
+
+  def open(self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]) -> "_Console":
+    return _Console(step, config["total_steps"])
+
+
+class _Console:
+  """Shows evaluations (names `eval/…`) always, and training steps now and then.
+
+  Args:
+    step: the step that the run goes on from; `total` is its last one.
+  """
+
+  def __init__(self, step: int, total: int):
+    self._total, self._bar, self._last_line = total, None, -math.inf
+    self._since: tuple[int, float] | None = None  # the first step here, which compiles, and its time
+    if sys.stderr.isatty():
+      from tqdm import tqdm
+
+      self._bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True, file=sys.stderr)
+
+  def write(self, step: int, values: dict[str, float]) -> None:
+    evaluation = {name: value for name, value in values.items() if name.startswith("eval/")}
+    shown = evaluation or {name: values[name] for name in _SHOWN if name in values} or values
+    text = "  ".join(f"{name.removeprefix('train/')} {_short(value)}" for name, value in shown.items())
+    if self._bar is not None:
+      self._bar.update(step - self._bar.n)
+      if evaluation:
+        self._bar.write(f"step {step}  {text}", file=sys.stderr)
+      elif "train/loss" in values:
+        self._bar.set_postfix_str(f"loss {_short(values['train/loss'])}", refresh=False)
+    elif evaluation or step >= self._total or time.monotonic() - self._last_line >= _EVERY_SECONDS:
+      self._last_line = time.monotonic()
+      print(f"step {step}/{self._total}  {text}{self._left(step)}", file=sys.stderr, flush=True)
+    self._since = self._since or (step, time.monotonic())
+
+  def _left(self, step: int) -> str:
+    """Return the time that is left at the pace since the first step here; nothing if that is not known."""
+    first, began = self._since or (step, 0.0)
+    if not first < step < self._total:
+      return ""
+    return f"  {duration((time.monotonic() - began) / (step - first) * (self._total - step))} left"
+
+  def flush(self) -> None:
+    pass
+
+  def close(self, complete: bool) -> None:
+    if self._bar is not None:
+      self._bar.close()
+
+
+def _short(value: float) -> str:
+  return f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.4g}"

@@ -1,0 +1,144 @@
+"""Trackers: each step once in the real libraries after kills, and no failure of theirs ends a run."""
+
+import collections
+import json
+import math
+import os
+import signal
+
+import pytest
+
+from t5x_like import slots
+from t5x_like.errors import UserError
+from t5x_like.report.trackers import _following
+from t5x_like.report.writer import MetricsWriter, read_metrics
+from tests import runs
+
+TRACKERS = "t5x_like.report.trackers"
+PROJECT = {"wandb": "project", "mlflow": "experiment"}
+
+
+class Service:
+  """A remote run in memory, which can be down and refuses a step that it has."""
+
+  def __init__(self):
+    self.rows, self.down, self.calls, self.closed = [], False, 0, None
+
+  def connect(self):
+    return self
+
+  def send(self, rows):
+    self.calls += 1
+    if self.down:
+      raise ConnectionError("no route\nto host")
+    self.rows += rows
+
+  def close(self, complete):
+    self.closed = complete
+
+
+def following(tmp_path, service):
+  return MetricsWriter(
+    tmp_path, resume_step=0, trackers=lambda: [_following.Following("here", tmp_path, service.connect)]
+  )
+
+
+def test_every_line_is_sent_in_order_without_what_is_not_finite(tmp_path):
+  service = Service()
+  with following(tmp_path, service) as writer:
+    for step in range(1, 6):
+      writer.write(step, {"train/loss": 1 / step, "train/gradient_norm": math.inf})
+    writer.write(5, {"eval/loss": 2.0})
+  assert service.rows == [(step, {"train/loss": 1 / step}) for step in range(1, 6)] + [(5, {"eval/loss": 2.0})]
+  assert service.closed is True
+
+
+def test_a_failure_is_told_once_and_the_lines_are_sent_when_it_is_over(tmp_path, caplog, monkeypatch):
+  monkeypatch.setattr(_following, "_RETRY_SECONDS", 0.01)
+  service = Service()
+  service.down = True
+  with following(tmp_path, service) as writer:
+    for step in range(1, 4):
+      writer.write(step, {"train/loss": 1.0})
+    while service.calls < 3:
+      pass
+    service.down = False
+  assert [step for step, _ in service.rows] == [1, 2, 3]
+  assert caplog.text.count("config.trackers.here: ConnectionError: no route to host; the run goes on") == 1
+
+
+def test_a_tracker_that_stays_away_ends_no_run(tmp_path):
+  service = Service()
+  service.down = True
+  with following(tmp_path, service) as writer:
+    writer.write(1, {"train/loss": 1.0})
+  assert [row["step"] for row in read_metrics(tmp_path)] == [1] and service.rows == []
+
+
+def test_a_library_that_is_not_installed_is_one_line(monkeypatch):
+  monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+  for name in PROJECT:
+    with pytest.raises(UserError, match=rf"{name} is not installed; install it with pip install 't5x-like\[{name}\]'"):
+      slots.make(f"config.trackers.{name}", name, TRACKERS, "Tracker")
+
+
+def test_an_unknown_tracker_and_argument_are_refused():
+  with pytest.raises(UserError, match="config.trackers.wand: .*did you mean 'wandb'"):
+    slots.make("config.trackers.wand", "wand", TRACKERS, "Tracker")
+  with pytest.raises(UserError, match="config.trackers.tensorboard.folder: unknown key"):
+    slots.make("config.trackers.tensorboard", {"name": "tensorboard", "folder": "x"}, TRACKERS, "Tracker")
+
+
+def killed_and_resumed(workdir, *flags):
+  """Kill a run in the midst of its steps, twice, and finish it; return the steps of its metrics by name."""
+  flags = [*flags, "--config.eval_every=10", '--config.evals={"loss":{"max_examples":64}}', "--config.total_steps=40"]
+  for last in (12, 25):
+    with runs.Process(runs.train(workdir, *flags)) as run:
+      assert run.until(lambda last=last: any(row["step"] >= last for row in read_metrics(workdir))), run.said()
+      run.send(signal.SIGKILL)
+      run.end()
+  with runs.Process(runs.train(workdir, *flags)) as run:
+    code, said = run.end()
+    assert code == 0 and "warning: config.trackers" not in said, said
+  steps = collections.defaultdict(list)
+  for row in read_metrics(workdir):
+    for name in set(row) - {"step"}:
+      steps[name].append(row["step"])
+  assert steps["train/loss"] == list(range(1, 41))
+  return steps
+
+
+@pytest.mark.services
+def test_wandb_offline_has_every_step_once_after_kills(tmp_path):
+  pytest.importorskip("wandb")
+  from wandb.proto import wandb_internal_pb2
+
+  from t5x_like.report.trackers.wandb import records
+
+  expected = killed_and_resumed(tmp_path, '--config.trackers={"wandb":{"mode":"offline","project":"p"}}')
+  found, ids = collections.defaultdict(list), set()
+  files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+  assert len(files) == 3
+  for path in sorted(files, key=lambda path: path.stat().st_ctime_ns):
+    for content in records(path.read_bytes()):
+      record = wandb_internal_pb2.Record.FromString(content)
+      ids |= {record.run.run_id} - {""}
+      for item in record.history.item:
+        found["/".join(item.nested_key) or item.key].append(record.history.step.num)
+  assert len(ids) == 1
+  assert {name: sorted(found[name]) for name in expected} == expected
+
+
+@pytest.mark.services
+def test_mlflow_files_have_every_step_once_after_kills(tmp_path, monkeypatch):
+  mlflow = pytest.importorskip("mlflow")
+  monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+  uri, workdir = (tmp_path / "store").as_uri(), tmp_path / "run"
+  trackers = {"mlflow": {"uri": uri, "experiment": "e"}, "tensorboard": {}}
+  expected = killed_and_resumed(workdir, f"--config.trackers={json.dumps(trackers)}")
+  client = mlflow.MlflowClient(tracking_uri=uri)
+  (run,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
+  assert run.info.status == "FINISHED" and run.data.params["model.name"] == "t5"
+  for name, steps in expected.items():
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == steps
+  assert list(workdir.glob("events*")), os.listdir(workdir)
