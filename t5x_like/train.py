@@ -7,7 +7,6 @@ explains, 3 numeric, 4 damage, 69 transient, 75 stopped by a signal with the sta
 import argparse
 
 from t5x_like import command_line, recipes
-from t5x_like import config as config_lib
 from t5x_like.errors import UserError, door
 from t5x_like.runtime.huge_pages import use_huge_pages
 
@@ -31,14 +30,14 @@ def main(argv: list[str]) -> None:
 
   process.prepare()
   data.use_cache(args.workdir)
-  process.say(compile_cache.use(args.workdir))
+  compiled = compile_cache.use(args.workdir)
   config = resolve(adopted(config, args.workdir))
-  process.say(config_lib.to_json(config))
 
   from t5x_like.training.loop import train
   from t5x_like.training.run import opened
 
   with opened(config, args.workdir, args.from_step) as run:
+    process.say(f"  {compiled}")
     train(run, profile=window)
 
 

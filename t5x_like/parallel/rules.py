@@ -312,21 +312,3 @@ def fetch(x: jax.Array) -> np.ndarray:
   if x.is_fully_addressable:
     return np.asarray(x)
   return np.asarray(multihost_utils.process_allgather(x, tiled=True))
-
-
-def sharding_table(params: dict, rules: Rules) -> str:
-  """Format a table of parameters: name, shape, logical axes, mesh axes and MiB per device, then the totals."""
-  rows = [("parameter", "shape", "logical axes", "mesh axes", "MiB/device")]
-  total = per_device = 0
-  for name, sharding in rules.of_params(params).items():
-    p = params[name]
-    parts = [x if isinstance(x, str) else "+".join(x) if x else "-" for x in sharding.spec]
-    local = math.prod(sharding.shard_shape(p.shape))
-    total, per_device = total + math.prod(p.shape), per_device + local
-    shape = "x".join(map(str, p.shape))
-    rows.append((name, shape, ",".join(a or "-" for a in p.axes), ",".join(parts), f"{4 * local / 2**20:.2f}"))
-  widths = [max(len(row[i]) for row in rows) for i in range(5)]
-  lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
-  mesh = " ".join(f"{a}={n}" for a, n in rules.mesh.shape.items() if n > 1) or "one device"
-  lines.append(f"mesh: {mesh}; {total:,} parameters, {4 * per_device / 2**20:.1f} MiB of them on each device (float32)")
-  return "\n".join(lines)

@@ -1,12 +1,18 @@
-"""Metrics, pictures and the page of a run.
+"""The summary, metrics, pictures and page of a run.
 
-The modules that draw are found by name, so a run on text imports nothing that belongs to images.
+The modules that write and draw are found by name, so a run on text imports nothing that belongs to images.
 """
 
 import pathlib
 
 from t5x_like import slots
 from t5x_like.runtime import process
+
+
+def introduce(session, made, cost, step: int) -> None:
+  """Print the summary of a run that begins or goes on; see `summary.text` for the arguments."""
+  if process.first():
+    process.say(slots.module("summary", __name__).text(session, made, cost, step))
 
 
 def draw(workdir, config, parts, arrays, task, evaluated, groups) -> None:

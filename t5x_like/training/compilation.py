@@ -59,7 +59,7 @@ class Cost:
   Attributes:
     positions: input positions of the global batch, padding included, or its images.
     flops: model FLOPs, see `step_flops`.
-    peak: peak FLOP/s of all devices together.
+    peak: peak FLOP/s of all devices together, 0 if unknown.
     of: the unit of `positions`, "tokens" or "images".
   """
 
@@ -95,9 +95,12 @@ def compile_step(config: ConfigDict, parts: Parts, task) -> tuple[Callable, Cost
   peak, source = (config.peak_flops, "the config") if config.peak_flops else peak_flops(jax.devices()[0])
   cores = ", ".join(f"{place}: {name}".replace("_", " ") for place, name in in_words(used).items())
   kept = " (from the cache)" if compile_cache.hits() > hits else ""
+  against = (
+    f"MFU against {peak * devices / 1e12:,.3f} TFLOP/s of {devices} device{'s' * (devices > 1)}" if peak else "no MFU"
+  )
   process.say(
     f"step compiled in {time.perf_counter() - start:.1f} s{kept}: {cost / 1e9:,.1f} model GFLOPs (causal attention"
-    f" halved); {cores}; MFU against {peak * devices / 1e12:,.3f} TFLOP/s ({devices} devices, {source})"
+    f" halved); {cores}; {against} ({source})"
   )
   if parts.rules.dropped:
     process.say(f"activations not split, as their sizes do not divide: {', '.join(sorted(parts.rules.dropped))}")
@@ -142,17 +145,18 @@ def forward_flops(function: Callable, *args) -> float:
 def peak_flops(device: jax.Device) -> tuple[float, str]:
   """Return (FLOP/s, source of the figure) of one device.
 
-  For accelerators the data sheet's dense 16-bit rate; for a CPU, or an accelerator not in the table, the float32
-  rate of a large matrix product, measured on all of the process's cores and shared among its CPU devices.
+  For accelerators the data sheet's dense 16-bit rate, 0 for one that is not in the table; for a CPU the float32 rate of
+  a large matrix product, measured on all of the process's cores and shared among its devices.
   """
   kind = device.device_kind
   for name in sorted(_PEAK, key=len, reverse=True):
     if kind.startswith(name):
       return _PEAK[name], f"{name} data sheet, 16-bit"
+  if device.platform != "cpu":
+    return 0.0, f"no data sheet of {kind} is known; set --config.peak_flops"
   cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
   rate = compile_cache.remembered(f"matmul-{cores}", matmul_flops_per_second)
-  rate /= jax.local_device_count() if device.platform == "cpu" else 1
-  return rate, "float32 matrix product measured on this machine"
+  return rate / jax.local_device_count(), "float32 matrix product measured on this machine"
 
 
 def matmul_flops_per_second(dtype: str = "float32", repeats: int = 5, seconds: float = 1.0) -> float:

@@ -71,11 +71,12 @@ class Meter:
       "seconds_per_step": seconds,
       f"{self._cost.of}_per_second": self._cost.positions / seconds,
       "model_flops_per_second": self._cost.flops / seconds,
-      "mfu": self._cost.flops / seconds / self._cost.peak,
       "data_wait_fraction": min(1.0, self._waited / seconds),
       "padding_fraction": self._padding.pop(0),
       "goodput": self._goodput.add(max(0.0, seconds - self._waited)),
     }
+    if self._cost.flops / seconds <= self._cost.peak:  # else the peak, measured on a busy machine, is none
+      figures["mfu"] = self._cost.flops / seconds / self._cost.peak
     slowest = self._stragglers.step_done(self._own)
     self._last, self._waited, self._away, self._own = now, 0.0, 0.0, 0.0
     return figures | slowest

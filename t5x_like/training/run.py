@@ -12,9 +12,8 @@ from ml_collections import ConfigDict
 
 from t5x_like import report, slots, training
 from t5x_like.files.places import directory
-from t5x_like.nn import params
 from t5x_like.parallel import distributed
-from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
+from t5x_like.parallel.rules import from_local_rows, local_rows
 from t5x_like.runtime import process
 from t5x_like.training import phases, restoring
 from t5x_like.training.assembly import Assembly, assemble
@@ -66,6 +65,7 @@ class Run:
     self._read_metrics()
     if self.step < self.config.total_steps:
       self._enter_phase()
+      report.introduce(session, made, self._stage.cost, self.step)
     else:
       process.say(
         f"{session.address} is finished at step {self.step}; set --config.total_steps={2 * self.step} to continue"
@@ -261,7 +261,6 @@ def opened(config: ConfigDict, workdir: str, from_step: int | None = None) -> It
   ]
   made = assemble(config, address)
   with Session(address, made.config, made.identity, trackers) as session:
-    process.say(sharding_table(params.named_params(made.parts.model), made.parts.rules))
     back = from_step is not None and from_step != session.past.went_back
     restored = restoring.restore(made, session, from_step if back else None)
     session.begin(restored.step, made, restored.loaded, from_step, back)

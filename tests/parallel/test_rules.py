@@ -17,7 +17,7 @@ from t5x_like.nn.linear import Linear, matmul, together
 from t5x_like.parallel import rules as rules_module
 from t5x_like.parallel.constrain import constrain, exchanged
 from t5x_like.parallel.mesh import AXES, make_mesh, stages
-from t5x_like.parallel.rules import DEFAULT, Rules, from_local_rows, local_rows, sharding_table
+from t5x_like.parallel.rules import DEFAULT, Rules, from_local_rows, local_rows
 
 
 def rules(changes=None, **mesh):
@@ -121,20 +121,6 @@ def test_every_parameter_is_cut_by_fsdp_and_tensor_except_vectors():
     local = np.prod(shardings[name].shard_shape(p.shape))
     ways = 1 if "scale" in name else 2 if "position" in name else 8
     assert local * ways == np.prod(p.shape), name
-
-
-def test_sharding_table():
-  r, parameters = rules(data=2, fsdp=2, tensor=2), named()
-  header, *rows, total = sharding_table(parameters, r).splitlines()
-  assert header.split() == ["parameter", "shape", "logical", "axes", "mesh", "axes", "MiB/device"]
-  assert [row.split()[0] for row in rows] == list(parameters)
-  row = next(row for row in rows if row.startswith("encoder/blocks/mlp/layer/wo/kernel")).split()
-  assert row[1:] == ["2x32x16", "layers,mlp,embed", "-,tensor,fsdp", f"{2 * 32 * 16 / 4 * 4 / 2**20:.2f}"]
-  count = sum(int(np.prod(p.shape)) for p in parameters.values())
-  local = sum(np.prod(s.shard_shape(parameters[n].shape)) for n, s in r.of_params(parameters).items())
-  assert "data=2 fsdp=2 tensor=2" in total and f"{count:,} parameters" in total
-  assert f"{4 * local / 2**20:.1f} MiB" in total
-  assert "one device" in sharding_table(parameters, rules())
 
 
 # Activations

@@ -116,6 +116,11 @@ def test_peaks_of_data_sheets(kind, peak):
   assert found == peak and "data sheet" in source
 
 
+def test_an_unknown_accelerator_has_no_peak():
+  peak, source = compilation.peak_flops(types.SimpleNamespace(device_kind="Riva 128", platform="gpu"))
+  assert peak == 0 and "set --config.peak_flops" in source
+
+
 def test_peak_of_a_cpu_is_measured():
   rate, source = compilation.peak_flops(jax.devices("cpu")[0])
   assert rate > 1e8 and "measured" in source

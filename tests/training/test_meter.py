@@ -28,3 +28,13 @@ def test_what_counts_as_padding(batch, pad_id, share):
 
 class Cost:
   positions, flops, peak, of = 8, 1.0, 1.0, "tokens"
+
+
+def test_no_utilisation_above_the_peak_or_without_one():
+  for peak, known in ((1.0, False), (0.0, False), (1e30, True)):
+    cost = Cost()
+    cost.flops, cost.peak = 1e20, peak
+    meter = Meter(iter([{"image": np.zeros((2, 3))}]), cost, Goodput(0.0, 0.0), 0)
+    meter.next_batch()
+    found = meter.step_done()
+    assert ("mfu" in found) == known and found.get("mfu", 0.0) <= 1

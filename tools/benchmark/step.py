@@ -80,6 +80,7 @@ def main(args: argparse.Namespace) -> None:
     f" {after / 1e9:.0f}): {model_flops / median / matmul:.1%}. A machine with other work on it shows in the spread.",
     flush=True,
   )
+  peak, _ = compilation.peak_flops(jax.devices()[0])
   print(
     json.dumps(
       {
@@ -87,7 +88,7 @@ def main(args: argparse.Namespace) -> None:
         "seconds_per_step": median,
         "matmul_flops_per_second": matmul,
         "fraction_of_matmul": model_flops / median / matmul,
-        "mfu": model_flops / median / (compilation.peak_flops(jax.devices()[0])[0] * jax.device_count()),
+        "mfu": model_flops / median / (peak * jax.device_count()) if peak else None,
         "tokens_per_second": tokens / median,
         "examples_per_second": args.batch / median,
         "peak_gigabytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9 or None,
