@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from t5x_like import trust
+import t5x_like
+from t5x_like import slots, trust
 from t5x_like.errors import (
   EXIT_BUG,
   EXIT_PREEMPTED,
@@ -43,9 +44,22 @@ def parse(
   recipe = "a recipe, with an argument for it after a colon: configs/t5/base.py:small,debug"
   parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe)
   parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help="the run's directory, or gs://…")
+  parser.add_argument("--list", action=_List, metavar="KIND", help="print all recipes, models, keys, …, and exit")
   for name, options in extra:
     parser.add_argument(name, **options)
   return parser.parse(argv)
+
+
+def _listing():
+  return slots.module("listing", t5x_like)  # imports what it lists
+
+
+class _List(argparse.Action):
+  """Prints a list, as `--help` prints the help."""
+
+  def __call__(self, parser, namespace, values, option_string=None):
+    print(_listing().listed(values))
+    parser.exit()
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,8 +93,13 @@ class Parser(argparse.ArgumentParser):
     args, rest = self.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
     for word in rest:
       if not word.startswith("--config."):
-        raise UserError(f"{word}: unknown argument; keys of the recipe are set by --config.KEY=VALUE")
+        near = _listing().meant(word)
+        raise UserError(f"{word}: unknown argument{near}; keys of the recipe are set by --config.KEY=VALUE")
     return args, [word.removeprefix("--config.") for word in rest]
+
+  def format_help(self) -> str:
+    lists = any(isinstance(action, _List) for action in self._actions)
+    return super().format_help() + (f"\n{_listing().overview()}\n" if lists else "")
 
   def error(self, message: str):
     raise UserError(f"{message}; see --help")

@@ -24,6 +24,7 @@ FLOORS = {
   **dict.fromkeys(("recipes", "report"), 2.5),
   **dict.fromkeys(("training", "inference"), 3),
   "benchmarks": 3.2,
+  "listing": 3.4,
   "planning": 3.5,
   "command_line": 3.5,  # what the doors share
   **dict.fromkeys(("train", "evaluate", "predict", "chat", "plan"), 4),

@@ -1,0 +1,201 @@
+"""What a recipe can name, for `--help`, `--list` and the key reference: recipes, models, tasks, … and keys.
+
+Names come from the folders, and arguments from the signatures: nothing is listed here a second time.
+"""
+
+import dataclasses
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import t5x_like.models
+import t5x_like.objectives
+from t5x_like import config as config_lib
+from t5x_like import evals, recipes, slots
+from t5x_like.data import tasks
+from t5x_like.errors import UserError, did_you_mean
+from t5x_like.training.guard import GUARDS
+from t5x_like.training.optimizer import OPTIMIZERS
+from t5x_like.training.schedule import SCHEDULES
+from t5x_like.training.tuning import TUNINGS
+
+_GIVEN = ("rngs", "schedule", "setting", "split")  # arguments that the program supplies
+# The slots of a recipe: the objects that each can name, and the records whose keys it has besides.
+_SLOTS: dict[str, tuple[slots.Registry, str, tuple[type, ...]]] = {
+  "model": (t5x_like.models, "Model", ()),
+  "task": (tasks, "task", (config_lib.Corpus,)),
+  "objective": (t5x_like.objectives, "Objective", ()),
+  "optimizer": (OPTIMIZERS, "", (config_lib.OptimizerMemory,)),
+  "schedule": (SCHEDULES, "", ()),
+  "guard": (GUARDS, "", ()),
+  "tuning": (TUNINGS, "", ()),
+  "evals.NAME": (evals, "Evaluator", (config_lib.Instance,)),
+  "trackers.NAME": ("t5x_like.report.trackers", "Tracker", ()),
+}
+_RECORDS = {
+  "phases.NAME": config_lib.Phase,
+  "init": config_lib.Init,
+  "teacher": config_lib.Teacher,
+  "selection": config_lib.Selection,
+  "checkpoint": config_lib.Checkpoint,
+}
+_LISTED = {
+  "models": "model",
+  "tasks": "task",
+  "objectives": "objective",
+  "evaluators": "evals.NAME",
+  "trackers": "trackers.NAME",
+  "optimizers": "optimizer",
+  "schedules": "schedule",
+}
+KINDS = ("recipes", *_LISTED, "keys")
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+  """A key of a recipe.
+
+  Attributes:
+    name: dotted, such as `schedule.learning_rate`; `NAME` stands for a name that the recipe chooses.
+    kind: the values that it takes, in words.
+    default: as a recipe writes it; None if there is none, so that it must be given.
+    about: its comment in the source, or the empty string.
+    of: the names of the slot's objects that take it; empty if all do.
+  """
+
+  name: str
+  kind: str
+  default: str | None
+  about: str = ""
+  of: tuple[str, ...] = ()
+
+
+def keys() -> list[Key]:
+  """Return every key of a recipe, by its section."""
+  found, comments = [], _comments(config_lib.Recipe)
+  hints = typing.get_type_hints(config_lib.Recipe, include_extras=True)
+  sections = [*_SLOTS, *_RECORDS]
+  for field in dataclasses.fields(config_lib.Recipe):
+    inside = [section for section in sections if section.partition(".")[0] == field.name]
+    if field.default is not dataclasses.MISSING or not inside:
+      default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+      found.append(Key(field.name, slots.words(hints[field.name]), repr(default), comments.get(field.name, "")))
+    for section in inside:
+      found += _record(section, _RECORDS[section]) if section in _RECORDS else _slot(section)
+  return found
+
+
+def _record(section: str, record: Callable, of: tuple[str, ...] = ()) -> list[Key]:
+  hints = typing.get_type_hints(record.__init__ if inspect.isclass(record) else record, include_extras=True)
+  usual = slots.defaults(record)
+  about = _attributes(inspect.getdoc(record) or "")
+  return [
+    Key(
+      f"{section}.{name}",
+      slots.words(hints.get(name, Any)),
+      repr(usual[name]) if name in usual else None,
+      about.get(name, ""),
+      of,
+    )
+    for name in slots.takes(record)
+    if name not in _GIVEN
+  ]
+
+
+def _slot(section: str) -> list[Key]:
+  """Return the keys of a slot: its name, those of its records, and the arguments of all objects that it can name."""
+  registry, member, records = _SLOTS[section]
+  choices = slots.names(registry)
+  found = {f"{section}.name": Key(f"{section}.name", "one of " + ", ".join(choices), None)}
+  for record in records:
+    found |= {key.name: key for key in _record(section, record)}
+  shared: dict[str, Key] = {}
+  for choice in choices:
+    for key in _record(section, slots.find(section, choice, registry, member), (choice,)):
+      before = shared.get(key.name)
+      shared[key.name] = dataclasses.replace(before or key, of=(before.of if before else ()) + (choice,))
+  for key in shared.values():
+    found.setdefault(key.name, dataclasses.replace(key, of=() if len(key.of) == len(choices) else key.of))
+  return list(found.values())
+
+
+def _comments(record: type) -> dict[str, str]:
+  """Return the comments after the fields of a dataclass."""
+  lines = inspect.getsource(record).splitlines()
+  found = (re.match(r"\s+(\w+): .*?  # (.*)", line) for line in lines)
+  return {match[1]: match[2] for match in found if match}
+
+
+def _attributes(doc: str) -> dict[str, str]:
+  """Return the descriptions under "Attributes:" or "Args:" of a docstring, by name; several names may share one."""
+  found: dict[str, str] = {}
+  _, _, section = re.sub(r"\n(Args|Attributes):\n", "\n\0", doc, count=1).partition("\0")
+  names: list[str] = []
+  for line in section.splitlines():
+    if line and not line.startswith(" "):
+      break
+    if match := re.match(r"  (\w[\w, ]*): (.*)", line):
+      names = match[1].split(", ")
+      found |= dict.fromkeys(names, match[2])
+    elif line.strip():
+      found |= {name: f"{found[name]} {line.strip()}" for name in names}
+  return found
+
+
+def listed(kind: str) -> str:
+  """Return the list for `--list KIND`, a name a line.
+
+  Raises:
+    UserError: there is no such kind.
+  """
+  if kind not in KINDS:
+    raise UserError(f"--list={kind}: expected one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}")
+  if kind == "recipes":
+    return "\n".join(_described({name: recipes.module(name) for name in recipes.names()}))
+  if kind == "keys":
+    return "\n".join(map(_line, keys()))
+  registry, member, _ = _SLOTS[_LISTED[kind]]
+  named = {name: slots.find(kind, name, registry, member) for name in slots.names(registry)}
+  return "\n".join(_described({name: inspect.getmodule(one) if member else one for name, one in named.items()}))
+
+
+def overview() -> str:
+  """Return the names that a recipe can choose from, for the end of `--help`."""
+  shown = {"recipes": recipes.names()}
+  shown |= {kind: slots.names(_SLOTS[_LISTED[kind]][0]) for kind in ("models", "tasks", "objectives", "evaluators")}
+  shown["keys"] = [field.name for field in dataclasses.fields(config_lib.Recipe)]
+  wrapped = (textwrap.fill(f"{kind}: {', '.join(names)}", 118, subsequent_indent="  ") for kind, names in shown.items())
+  return "\n".join([*wrapped, f"--list KIND describes one of {', '.join(KINDS)}."])
+
+
+def meant(word: str) -> str:
+  """Return `" (did you mean --config.schedule.learning_rate=0.1?)"` for a flag that lacks its section, or nothing."""
+  name, equals, value = word.lstrip("-").partition("=")
+  names = {key.name: key.name.rpartition(".")[2] for key in keys()}
+  name = name.removeprefix("config.").replace("-", "_")
+  found = [key for key, last in names.items() if name in (key, last)]
+  if not found:
+    near = did_you_mean(name, [*names.values(), *names]).partition("'")[2].partition("'")[0]
+    found = [key for key, last in names.items() if near and near in (key, last)]
+  if not word.startswith("--") or not found:
+    return ""
+  found = sorted(found, key=lambda key: (".NAME." in key, key.count(".")))
+  found = [key for key in found if ".NAME." not in key] or found
+  return f" (did you mean --config.{' or --config.'.join(key + equals + value for key in found[:2])}?)"
+
+
+def _described(named: dict[str, types.ModuleType | Callable]) -> list[str]:
+  width = max(map(len, named))
+  return [
+    f"{name:<{width}}  {(inspect.getdoc(one) or '').partition(chr(10))[0]}".rstrip() for name, one in named.items()
+  ]
+
+
+def _line(key: Key) -> str:
+  default = "" if key.default is None else f" = {key.default}"
+  of = f" [{', '.join(key.of)}]" if key.of else ""
+  return f"{key.name}{default}  ({key.kind}){of}{'  ' + key.about if key.about else ''}"

@@ -1,0 +1,57 @@
+"""The lists of --help and --list, and the key that a flag without its section meant."""
+
+import dataclasses
+
+import pytest
+
+from t5x_like import config as config_lib
+from t5x_like import listing, train
+from t5x_like.training.schedule import SCHEDULES
+
+
+def test_every_key_is_there_once_with_its_default_and_comment():
+  found = {key.name: key for key in listing.keys()}
+  assert len(found) == len(listing.keys())
+  for field in dataclasses.fields(config_lib.Recipe):
+    assert any(name.split(".")[0] == field.name for name in found), field.name
+  batch = found["batch_size"]
+  assert batch.default == "128" and "above 0" in batch.kind and batch.about.startswith("examples per step")
+  rate = found["schedule.learning_rate"]
+  assert rate.default is None and (not rate.of or set(rate.of) <= set(SCHEDULES))
+  assert found["checkpoint.keep_last"].about == "how many of the newest multiples of `every` are kept."
+  assert found["trackers.NAME.project"].of == ("wandb",) and "task.store" in found and "model.dropout" in found
+
+
+@pytest.mark.parametrize("kind", listing.KINDS)
+def test_a_list_describes_its_names(kind, capsys):
+  with pytest.raises(SystemExit) as ended:
+    train.main(["--list", kind])
+  lines = capsys.readouterr().out.splitlines()
+  assert ended.value.code == 0 and len(lines) > 3 and any(len(line.split()) > 1 for line in lines)
+
+
+def test_help_ends_with_the_lists_and_a_wrong_list_is_refused(capsys):
+  with pytest.raises(SystemExit):
+    train.main(["--help"])
+  said = capsys.readouterr().out
+  for words in ("recipes: ", "configs/t5/base.py", "models: ", "span_corruption", "keys: model, task", "--list KIND"):
+    assert words in said, words
+  assert train.main(["--list", "model"]) == 2
+  assert "did you mean 'models'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "flag, meant",
+  [
+    ("--learning_rate=0.1", "--config.schedule.learning_rate=0.1"),
+    ("--batch-size=8", "--config.batch_size=8"),
+    ("--droput=0.1", "--config.model.dropout=0.1"),
+    ("--config_batch_size", None),
+    ("--xyzzy=1", None),
+  ],
+)
+def test_a_flag_without_its_section_is_suggested(flag, meant, capsys):
+  assert train.main(["--config=configs/t5/base.py", "--workdir=nowhere", flag]) == 2
+  line = capsys.readouterr().err
+  assert (f"did you mean {meant}" in line) if meant else "unknown argument" in line
+  assert line.count("\n") == 1
