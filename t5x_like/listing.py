@@ -18,10 +18,10 @@ from t5x_like import config as config_lib
 from t5x_like import evals, recipes, slots
 from t5x_like.data import tasks
 from t5x_like.errors import UserError, did_you_mean
+from t5x_like.training import tunings
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
-from t5x_like.training.tuning import TUNINGS
 
 _GIVEN = ("rngs", "schedule", "setting", "split")  # arguments that the program supplies
 # The slots of a recipe: the objects that each can name, and the records whose keys it has besides.
@@ -32,7 +32,7 @@ _SLOTS: dict[str, tuple[slots.Registry, str, tuple[type, ...]]] = {
   "optimizer": (OPTIMIZERS, "", (config_lib.OptimizerMemory,)),
   "schedule": (SCHEDULES, "", ()),
   "guard": (GUARDS, "", ()),
-  "tuning": (TUNINGS, "", ()),
+  "tuning": (tunings, "make", ()),
   "evals.NAME": (evals, "Evaluator", (config_lib.Instance,)),
   "trackers.NAME": ("t5x_like.report.trackers", "Tracker", ()),
 }

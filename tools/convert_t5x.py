@@ -63,7 +63,7 @@ def _convert(args, overrides: list[str]) -> None:
   from t5x_like.models import t5
   from t5x_like.nn import params
   from t5x_like.runtime import process
-  from t5x_like.training import assembly, guard, importing, optimizer_names
+  from t5x_like.training import assembly, guard, importing, optimizer
   from t5x_like.training.build import build
   from t5x_like.training.resolve import resolve
 
@@ -82,7 +82,7 @@ def _convert(args, overrides: list[str]) -> None:
     named[f"params/{name}"] = jax.device_put(array, parts.rules.sharding(abstract[name].axes))
   kept = not args.fresh and t5x.has_statistics(checkpoint)
   if kept:
-    wanted = optimizer_names.to_named(parts.state.opt_state)
+    wanted = optimizer.to_named(parts.state.opt_state)
     if other := [name for name in wanted if not name.startswith("adafactor/")]:
       raise UserError(
         f"config.optimizer: found {other[0].partition('/')[0]!r}, but {checkpoint.where} holds the state of Adafactor; "
