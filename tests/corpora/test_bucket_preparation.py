@@ -14,7 +14,7 @@ import pytest
 from object_server import Server, environment
 from t5x_like.corpora import building
 from t5x_like.data import loader, task
-from t5x_like.files import locks, remote
+from t5x_like.files import leases, locks, remote
 from t5x_like.files.leases import Lease
 from t5x_like.files.places import place
 from t5x_like.store.tokens import TokenStore
@@ -103,7 +103,7 @@ def test_a_lost_shard_is_made_again(flags, local, server, monkeypatch):
 
 
 def test_one_command_prepares_at_a_time(flags, server, monkeypatch, capsys):
-  monkeypatch.setattr(locks, "SECONDS", 1.2)
+  monkeypatch.setattr(leases, "SECONDS", 1.2)
   command = [*flags, "--output=gs://bucket/stores", "--workers=1"]
   with Lease(place("gs://bucket/stores"), ".train.progress.lease", locks.WRITING):
     assert prepare_data.main(command) == 2
@@ -115,7 +115,7 @@ def test_one_command_prepares_at_a_time(flags, server, monkeypatch, capsys):
 
 
 def test_who_has_lost_the_lease_does_not_publish(flags, local, server, monkeypatch, capsys):
-  monkeypatch.setattr(locks, "SECONDS", 1.2)
+  monkeypatch.setattr(leases, "SECONDS", 1.2)
   command = [*flags, "--output=gs://bucket/stores", "--workers=1"]
   record = building.record_of
 
@@ -133,7 +133,7 @@ def test_who_has_lost_the_lease_does_not_publish(flags, local, server, monkeypat
 
 
 def test_two_runs_that_need_the_same_store_share_one(flags, server, monkeypatch):
-  monkeypatch.setattr(locks, "SECONDS", 1.2)
+  monkeypatch.setattr(leases, "SECONDS", 1.2)
   monkeypatch.setenv("T5X_LIKE_CACHE", "gs://bucket/cache")
   made, write, found = [], building._write, []
 
