@@ -2,7 +2,8 @@
 
 Examples:
   python -m tools.convert_t5x --input=t5_1_1_small/checkpoint_1000000 --output=runs/tuned \
-    --config=configs/t5/base.py:small --vocabulary=cc_all.32000.100extra/sentencepiece.model
+    --config=configs/t5/base.py:small --vocabulary=cc_all.32000.100extra/sentencepiece.model \
+    --loss_normalizing_factor=None --target_tokens=14592
   python -m tools.convert_t5x --input=checkpoint_524288 --output=runs/more --config=RECIPE --vocabulary=bytes --fresh
 
 Reads T5X's own checkpoints and the ones it saves through Orbax, of the models in `t5x/examples/t5` and
@@ -37,19 +38,21 @@ def main(argv: list[str] | None = None) -> None:
     "--mlp_activations", choices=t5x.ACTIVATIONS, help="T5X's key of that name, if not of T5 1.0 or 1.1"
   )
   parser.add_argument(
-    "--gradient_scale",
-    type=float,
-    default=1.0,
-    metavar="S",
-    help="T5X's loss_normalizing_factor over the target tokens of its batch, if it was a number (default: 1)",
+    "--loss_normalizing_factor",
+    metavar="N",
+    help="T5X's key of that name, which fixes the unit of Adafactor's state: None, a number or NUM_REAL_TARGET_TOKENS",
+  )
+  parser.add_argument(
+    "--target_tokens",
+    type=int,
+    metavar="W",
+    help="target tokens in a batch of T5X, padding aside; needed if the factor is None or a number",
   )
   parser.add_argument("--fresh", action="store_true", help="take the weights alone: step 0, a new optimizer")
   args, overrides = parser.parse(argv)
   output = place(args.output)
   if output.exists() and (not output.is_dir() or output.names()):
     raise UserError(f"--output={output}: exists and is not empty; give a new directory")
-  if not 0 < args.gradient_scale < float("inf"):
-    raise UserError(f"--gradient_scale={args.gradient_scale}: expected a number above 0")
   _convert(args, overrides)
 
 
@@ -69,6 +72,8 @@ def _convert(args, overrides: list[str]) -> None:
 
   process.prepare()
   checkpoint = Checkpoint(args.input)
+  kept = not args.fresh and t5x.has_statistics(checkpoint)
+  scale = _gradient_scale(args, checkpoint.where) if kept else 1.0
   variant = t5x.variant(checkpoint, args.mlp_activations)
   config = importing.with_architecture(recipes.load(args.config, overrides), t5.Model, variant, checkpoint.where)
   vocabulary = vocabularies.load(args.vocabulary) if args.vocabulary else importing.vocabulary_of(config)
@@ -80,7 +85,6 @@ def _convert(args, overrides: list[str]) -> None:
   named = {"step": jax.device_put(np.int32(step), parts.rules.replicated)}
   for name, array in t5x.parameters(checkpoint, parts.model):
     named[f"params/{name}"] = jax.device_put(array, parts.rules.sharding(abstract[name].axes))
-  kept = not args.fresh and t5x.has_statistics(checkpoint)
   if kept:
     wanted = optimizer.to_named(parts.state.opt_state)
     if other := [name for name in wanted if not name.startswith("adafactor/")]:
@@ -91,7 +95,7 @@ def _convert(args, overrides: list[str]) -> None:
     named |= {f"guard/{name}": jax.device_put(x, parts.rules.replicated) for name, x in guard.watch().items()}
     named["adafactor/count"] = jax.device_put(np.int32(step), wanted["adafactor/count"].sharding)
     shapes = {name: leaf.shape for name, leaf in wanted.items()}
-    for name, array in t5x.statistics(checkpoint, parts.model, shapes, args.gradient_scale):
+    for name, array in t5x.statistics(checkpoint, parts.model, shapes, scale):
       named[name] = jax.device_put(array, wanted[name].sharding)
   importing.write(args.output, config, vocabulary, step, nest(named))
   flags = "".join(f" --config.{override}" for override in overrides)
@@ -102,6 +106,30 @@ def _convert(args, overrides: list[str]) -> None:
     f"of {variant.vocab_size}; prepare data with --vocabulary={args.output}/vocabulary; train with "
     f"--config={args.config} --workdir={args.output}{flags}{late}"
   )
+
+
+def _gradient_scale(args, where: str) -> float:
+  """Return our gradients in units of T5X's. T5X divides a batch's sum of losses by its key, here by target tokens."""
+  found, tokens = args.loss_normalizing_factor, args.target_tokens
+  if found is None:
+    raise UserError(
+      f"--loss_normalizing_factor: missing, and {where} holds Adafactor's state, whose unit it fixes; give the one of "
+      "T5X's gin files (None in most) with --target_tokens, or --fresh to start the optimizer anew"
+    )
+  if found == "NUM_REAL_TARGET_TOKENS":
+    return 1.0
+  try:
+    factor = 1.0 if found == "None" else float(found)
+  except ValueError:
+    factor = 0.0
+  if not 0 < factor < float("inf"):
+    raise UserError(f"--loss_normalizing_factor={found}: expected None, a number or NUM_REAL_TARGET_TOKENS; or --fresh")
+  if tokens is None or tokens < 1:
+    raise UserError(
+      f"--target_tokens={tokens}: expected the target tokens in a batch of T5X, such as 128 x 114 = 14592, with "
+      f"--loss_normalizing_factor={found}"
+    )
+  return factor / tokens
 
 
 if __name__ == "__main__":

@@ -6,18 +6,18 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from flax import nnx, serialization
+from flax import serialization
 from safetensors.numpy import load_file
 
 import t5x_reference as t5x
 from t5x_like import train
+from t5x_like.checkpoints import manifest
 from t5x_like.data import loader
 from t5x_like.interop import t5x as interop
 from t5x_like.interop.t5x_files import Checkpoint
-from t5x_like.models import t5
-from t5x_like.nn.params import named_params
 from t5x_like.report.writer import read_metrics
 from t5x_like.runtime import process
+from t5x_like.training import importing
 from t5x_like.training import trained as trained_run
 from tools import convert_hf, convert_t5x
 
@@ -50,6 +50,7 @@ def flags(tmp_path_factory):
 
 def converted(directory, workdir, flags, *more) -> dict[str, np.ndarray]:
   argv = [f"--input={directory}", f"--output={workdir}", f"--config={NANO}", "--vocabulary=bytes", *flags, *more]
+  argv += [] if any("factor" in flag for flag in more) else ["--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS"]
   assert convert_t5x.main(argv) == 0
   return trained_run.open_saved(str(workdir)).restore()[1]
 
@@ -167,23 +168,26 @@ def test_a_bfloat16_copy_of_a_bucket_gives_the_weights_alone(flags, tmp_path, co
   assert trained_run.open_saved(str(tmp_path / "run")).restore()[0] == 0
 
 
-def test_gradients_of_another_scale_have_other_moments(tmp_path):
-  form = t5x.FORMS["t5-1.1"]
+def test_moments_of_summed_losses_get_the_unit_of_means(flags, tmp_path, monkeypatch, one_device):
+  form, trees = t5x.FORMS["t5-1.1"], []
   params = t5x.tree(form)
   directory = t5x.write(tmp_path / "there", params, t5x.moments(form, params))
-  checkpoint = Checkpoint(str(directory))
-  variant = interop.variant(checkpoint)
-  model = jax.eval_shape(lambda key: t5.Model(nnx.Rngs(params=key), variant=variant), jax.random.key(0))
-  kinds = ("v", "v_row", "v_col")
-  wanted = {f"adafactor/{kind}/{name}": (1,) for name in named_params(model) for kind in kinds}
-  wanted |= {f"adafactor/v/{name}": holder.shape for name, holder in named_params(model).items()}
-  one, four = (dict(interop.statistics(checkpoint, model, wanted, scale)) for scale in (1.0, 4.0))
-  assert all(np.allclose(16 * one[name], four[name]) for name in one)
+  monkeypatch.setattr(importing, "write", lambda *arguments: trees.append(manifest.flatten(arguments[-1])))
+  argv = [f"--input={directory}", f"--output={tmp_path / 'run'}", f"--config={NANO}", "--vocabulary=bytes", *flags]
+  for more in (["NUM_REAL_TARGET_TOKENS"], ["None", "--target_tokens=4"], ["12.0", "--target_tokens=4"]):
+    assert convert_t5x.main([*argv, f"--loss_normalizing_factor={more[0]}", *more[1:]]) == 0
+  own, summed, divided = trees
+  moments = [name for name in own if name.startswith("adafactor/v")]
+  assert len(moments) > 60
+  for name in moments:
+    np.testing.assert_allclose(16 * np.asarray(summed[name]), own[name], rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(divided[name]), 9 * np.asarray(own[name]), rtol=1e-6)
 
 
 def refusal(capsys, flags, directory, output, *more) -> str:
   capsys.readouterr()
   argv = [f"--input={directory}", f"--output={output}", f"--config={NANO}", "--vocabulary=bytes", *flags, *more]
+  argv += [] if any("factor" in flag for flag in more) else ["--loss_normalizing_factor=NUM_REAL_TARGET_TOKENS"]
   assert convert_t5x.main(argv) == 2
   (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
   assert not output.exists()
@@ -265,5 +269,9 @@ def test_hostile_and_damaged_checkpoints_are_refused_in_one_line(flags, tmp_path
   assert "found neither checkpoint nor _METADATA" in refusal(capsys, flags, tmp_path / "nowhere", tmp_path / "out")
   said = refused("optimizer", more=("--config.optimizer.name=adamw",))
   assert "config.optimizer: found 'adam'" in said and "--fresh" in said
+  said = refused("unit", more=("--loss_normalizing_factor=None",))
+  assert "--target_tokens=None: expected the target tokens in a batch" in said
+  said = refused("word", more=("--loss_normalizing_factor=MEAN",))
+  assert "--loss_normalizing_factor=MEAN: expected None, a number" in said
   said = refused("activation", more=("--mlp_activations=relu",))
   assert "found wi_0 and wi_1 in feed-forward layers" in said
