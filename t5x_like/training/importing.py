@@ -31,7 +31,8 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
     )
   found = json.loads(json.dumps(dataclasses.asdict(variant)))
   text = hasattr(variant, "vocab_size")
-  more = {key: found[key] for key in ("head", "labels", "queries") if key in found}
+  taken = slots.takes(model_class)  # a decoder's variant has a head too, and no use for it
+  more = {key: found[key] for key in ("head", "labels", "queries") if key in found and key in taken}
   more |= {"vocab_size": variant.vocab_size, "tokens": {}} if text else {}
   return other_runs.with_model(config, {"variant": found} | more, where)
 
