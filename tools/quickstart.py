@@ -6,7 +6,9 @@ end it prints what pretraining brought, and commands to continue with.
 """
 
 import argparse
+import json
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -22,6 +24,12 @@ from t5x_like.training import workdir as workdirs
 
 RECIPE = "configs/t5/quickstart.py"
 _TUNING_STEPS = 40  # of each task, after the recipe's steps of pretraining, which helps less with more labels
+_SENTENCES = (
+  "Returns the <extra_id_0> of the array along the given <extra_id_1>.",
+  "Raises an <extra_id_0> if the file does not exist.",
+  "If True, the output <extra_id_0> the same shape as the input.",
+  "The number of <extra_id_0> to use. If None, use all available <extra_id_1>.",
+)
 _TUNING = {
   "batch_size": 32,
   "task.inputs_length": 64,
@@ -50,20 +58,21 @@ def main(argv: list[str] | None = None) -> None:
   recipe = recipes.load(RECIPE)
   size = ["--kind=unigram", f"--size={recipe.model.vocab_size}", f"--output={vocabulary}"]
   _run(
-    f"1/5 the docstrings of the installed packages, and {recipe.model.vocab_size:,} SentencePiece ids",
+    f"1/6 the docstrings of the installed packages, and {recipe.model.vocab_size:,} SentencePiece ids",
     f"{__package__}.train_vocabulary",
     *source,
     *size,
   )
-  _run("2/5 tokens", f"{__package__}.prepare_data", *source, f"--vocabulary={vocabulary}", f"--output={store}")
+  _run("2/6 tokens", f"{__package__}.prepare_data", *source, f"--vocabulary={vocabulary}", f"--output={store}")
   train = [f"--config={RECIPE}", f"--workdir={args.workdir}"]
   if str(store) != "data/docstrings":
     train.append(f"--config.task.store={store}")
   if args.steps:
     train.append(f"--config.total_steps={args.steps}")
-  _run("3/5 pretraining, checkpoints, evaluation, report", "t5x_like.train", *train)
+  _run("3/6 pretraining, checkpoints, evaluation, report", "t5x_like.train", *train)
+  sentences = _completed(args.workdir)
   table = _fine_tune(args.workdir, data, args.steps or recipe.total_steps, recipe.total_steps)
-  _closing(args.workdir, train, table, time.monotonic() - start)
+  _closing(args.workdir, train, table, sentences, time.monotonic() - start)
 
 
 def _run(title: str, module: str, *arguments: str) -> None:
@@ -73,6 +82,15 @@ def _run(title: str, module: str, *arguments: str) -> None:
   if code:
     raise UserError(f"python -m {module} ended with exit code {code}; see its output above")
   print(f"    {time.monotonic() - start:.0f} s", flush=True)
+
+
+def _completed(workdir: str) -> list[str]:
+  """Return sentences with gaps that the pretrained model filled."""
+  sample, filled = pathlib.Path(workdir) / "try_me.txt", pathlib.Path(workdir) / "filled.jsonl"
+  sample.write_text("".join(f"{sentence}\n" for sentence in _SENTENCES), encoding="utf-8")
+  where = [f"--workdir={workdir}", f"--input={sample}", f"--output={filled}"]
+  _run("4/6 sentences with gaps, filled by the model", "t5x_like.predict", *where)
+  return [json.loads(line)["filled"] for line in filled.read_text(encoding="utf-8").splitlines()]
 
 
 def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, usual: int) -> dict[str, Any]:
@@ -90,27 +108,24 @@ def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, usual: int) -
   output = f"{workdir}/suites/docstrings-{pretraining}"
   scratch = f"{output}/from_scratch"
   _run(
-    f"4/5 four tasks, {steps} steps each from scratch",
+    f"5/6 four tasks, {steps} steps each from scratch",
     "t5x_like.evaluate",
     *suite,
     "--from_scratch",
     f"--output={scratch}",
   )
-  _run("5/5 the same from the checkpoint", "t5x_like.evaluate", *suite, f"--output={output}", f"--compare={scratch}")
+  _run("6/6 the same from the checkpoint", "t5x_like.evaluate", *suite, f"--output={output}", f"--compare={scratch}")
   return comparison.read(output)["compared"]
 
 
-def _closing(workdir: str, train: list[str], table: dict[str, Any], seconds: float) -> None:
+def _closing(workdir: str, train: list[str], table: dict[str, Any], sentences: list[str], seconds: float) -> None:
   """Prints the results, and commands to continue with."""
   evals = [row for row in read_metrics(workdir) if any(name.startswith("eval/") for name in row)]
   figures = {name.rpartition("/")[2]: value for name, value in evals[-1].items() if name != "step"}
   step = evals[-1]["step"]
   sample = pathlib.Path(workdir) / "try_me.txt"
-  sample.write_text(
-    "Returns the <extra_id_0> of the array along the given <extra_id_1>.\n"
-    "Raises an <extra_id_0> if the file does not exist.\n",
-    encoding="utf-8",
-  )
+  shown = "\n".join(f"      {asked}\n      -> {told}" for asked, told in zip(_SENTENCES, sentences))
+  shown = re.sub(r"<extra_id_\d+>", "____", shown)
   python = pathlib.Path(sys.executable)
   python = python.relative_to(pathlib.Path.cwd()) if python.is_relative_to(pathlib.Path.cwd()) else python
   more = [word for word in train if not word.startswith("--config.total_steps")]
@@ -120,6 +135,10 @@ def _closing(workdir: str, train: list[str], table: dict[str, Any], seconds: flo
     cost {figures["unigram_entropy"]:.3f} (the unigram entropy of the same targets). Of the spans taken out of held-out
     text, {figures["span_exact_match"]:.1%} are restored exactly; giving the commonest span every time would restore
     {figures["commonest_span"]:.1%}.
+
+    What it writes into gaps:
+
+{shown}
 
     What pretraining brings: the same model, fine-tuned alike from fresh weights and from the checkpoint, in percent of
     held-out examples.

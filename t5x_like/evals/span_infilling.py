@@ -55,6 +55,8 @@ class Evaluator:
         if len(samples) < self._samples:
           inputs = batch["encoder_input_tokens"][row].tolist()
           texts = {"input": inputs, "target": target, "prediction": predicted}
+          for name, spans in (("original", wanted), ("filled", found)):
+            texts[name] = [i for token in inputs for i in spans.get(token, (token,))]
           samples.append({name: vocabulary.decode(ids) for name, ids in texts.items()})
     spans = max(targets.total(), 1)
     scores = {

@@ -157,7 +157,10 @@ def save(model: nnx.Module, path: str, *, dtype: str | None = None, labels: Sequ
       held = {t.name: jnp.asarray(_joined(t, arrays), jnp.dtype(dtype)) for t in tensors}
       if number == len(shards):
         held |= {name: jnp.asarray(x, jnp.dtype(dtype)) for name, x in unread.items()}
+      (directory / file).touch()
+      mode = (directory / file).stat().st_mode  # as the umask says; save_file makes a file for its owner alone
       save_file(held, directory / file, metadata={"format": "pt"})
+      (directory / file).chmod(mode)
       weight_map |= dict.fromkeys(held, file)
       total += sum(x.nbytes for x in held.values())
     if len(shards) > 1:

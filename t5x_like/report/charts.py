@@ -57,11 +57,14 @@ def charts(rows: Rows) -> list[dict[str, str]]:
 
 
 def curves(runs: dict[str, Rows], name: str) -> str:
-  """Draw one metric of several runs by step, as SVG."""
+  """Draw one metric of several runs by step, as SVG; of many steps, their running mean."""
   figure, axes = _axes("", 5.2, 2.9)
   for index, (run, rows) in enumerate(runs.items()):
     steps, values = series(rows, name)
-    axes.plot(steps, values, color=_COLOURS[index % len(_COLOURS)], linewidth=1.4, marker="o", markersize=3, label=run)
+    many = len(steps) >= 30
+    steps, values = _thinned(steps, _smoothed(values)) if many else (steps, values)
+    marker, colour = None if many else "o", _COLOURS[index % len(_COLOURS)]
+    axes.plot(steps, values, color=colour, linewidth=1.4, marker=marker, markersize=3, label=run)
   axes.legend(frameon=False, fontsize=7, labelcolor=_INK)
   return _svg(figure, name)
 

@@ -1,29 +1,29 @@
 """`report.html`: a run's config, curves and results in one self-contained file; a pure function of the workdir."""
 
 import base64
+import datetime
 import io
 import json
 import math
 import pathlib
-import re
 from typing import Any
 
 import jinja2
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.files import local
+from t5x_like.files import checked_json, local
 from t5x_like.files.places import place
+from t5x_like.report import readable
 from t5x_like.report.charts import charts, gaps, series
 from t5x_like.report.writer import read_metrics
 
 FILE = "report.html"
 _SAMPLES_SHOWN = 8
-_SENTINEL = re.compile(r"(<extra_id_\d+>)")
 
 
 def write_report(workdir) -> pathlib.Path:
-  """Writes `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json`, `samples/*.jsonl`,
-  `pictures/*.png` and what `suites/*/results.json` compare.
+  """Writes `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json`, `history.jsonl`,
+  `sharding.txt`, `samples/*.jsonl`, `pictures/*.png` and what `suites/*/results.json` compare.
 
   Any of them may be missing; the report then says so. The same files always give the same bytes.
 
@@ -32,11 +32,15 @@ def write_report(workdir) -> pathlib.Path:
   """
   workdir = pathlib.Path(workdir)
   rows = read_metrics(workdir)
-  config = _flat(_read_object(workdir / "config.json"))
+  config, environment = (flat_object(workdir / name) for name in ("config.json", "environment.json"))
+  starts = list(_starts(workdir / "history.jsonl"))
+  sharding = (local.content(workdir / "sharding.txt") or b"").decode(errors="replace")
   html = render(
     pathlib.Path(__file__).with_name("page.html.j2"),
     name=workdir.absolute().name,
     subtitle=_subtitle(config),
+    verdict=readable.verdict(rows, total_steps(config)),
+    facts=readable.facts(rows, starts, environment, sharding),
     headlines=_headlines(rows, config),
     charts=charts(rows),
     evals=_evals(rows),
@@ -46,7 +50,7 @@ def write_report(workdir) -> pathlib.Path:
     samples=_samples(workdir / "samples"),
     pictures=_pictures(workdir / "pictures"),
     config=config,
-    environment=_flat(_read_object(workdir / "environment.json")),
+    environment=environment,
   )
   try:
     (place(workdir) / FILE).write_text(html)
@@ -91,6 +95,30 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
   return found
 
 
+def _starts(path: pathlib.Path):
+  """The lines of `history.jsonl` that have a time."""
+
+  def check(row: dict[str, Any]) -> None:
+    datetime.datetime.fromisoformat(row["time"])
+
+  return (row for row, _ in checked_json.rows(local.content(path) or b"", path, check))
+
+
+def flat_object(path: pathlib.Path) -> dict[str, str]:
+  """Return the values of a JSON file by dotted key; {} if it is missing.
+
+  Raises:
+    UserError: it holds no JSON object.
+  """
+  return _flat(_read_object(path))
+
+
+def total_steps(config: dict[str, str]) -> int | None:
+  """Return the last step of a config by dotted key; None if it has none."""
+  total = config.get("total_steps", "")
+  return int(total) if total.isdecimal() else None
+
+
 def _subtitle(config: dict[str, str]) -> str:
   parts = [config[name] for name in ("model.name", "model.variant", "model.size", "task.name") if name in config]
   return " · ".join(parts)
@@ -100,8 +128,8 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
   """The numbers at the top: {label, value, note}."""
   shown = []
   if rows:
-    step, total = max(row["step"] for row in rows), config.get("total_steps", "")
-    shown.append({"label": "Steps", "value": f"{step:,}", "note": f"of {int(total):,}" if total.isdecimal() else ""})
+    step, total = max(row["step"] for row in rows), total_steps(config)
+    shown.append({"label": "Steps", "value": f"{step:,}", "note": f"of {total:,}" if total else ""})
   _, loss = series(rows, "train/loss")
   if len(loss):
     last = loss[-max(1, min(100, len(loss) // 10)) :].mean()
@@ -146,11 +174,12 @@ def _evals(rows) -> list[dict[str, str]]:
       task, _, metric = name.removeprefix("eval/").rpartition("/")
       numbers = {"last": values[-1], "first": values[0], "lowest": values.min(), "highest": values.max()}
       line = {"task": task, "metric": metric, "step": f"{steps[-1]:,}"}
-      table.append(line | {key: _number(value) for key, value in numbers.items()})
+      table.append(line | {key: number(value) for key, value in numbers.items()})
   return sorted(table, key=lambda line: line["task"])
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+  """Format a value of a metric for a table."""
   if not math.isfinite(value):
     return "–"
   return f"{value:,.0f}" if value == int(value) and abs(value) >= 100 else f"{value:.4g}"
@@ -179,13 +208,14 @@ def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
 
 
 def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
-  """The newest decoded examples of every task, each text split at its sentinels: {task, step, input, target, …}."""
+  """The newest decoded examples of every task: {task, step, rows, status, good}, see `readable.sample`."""
   found: dict[str, list[dict]] = {}
   for path in sorted(directory.glob("*.jsonl")):
     for number, line in enumerate((local.content(path) or b"").splitlines(), start=1):
       try:
         sample = json.loads(line)
         texts = {name: str(sample[name]) for name in ("input", "target", "prediction")}
+        texts |= {name: str(sample[name]) for name in ("original", "filled") if name in sample}
         entry = {"task": str(sample.get("task", path.stem)), "step": int(sample["step"]), "texts": texts}
       except (ValueError, TypeError, KeyError) as error:
         raise UserError(
@@ -196,10 +226,5 @@ def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
   for task in sorted(found):
     newest = max(entry["step"] for entry in found[task])
     for entry in [e for e in found[task] if e["step"] == newest][:_SAMPLES_SHOWN]:
-      texts = entry["texts"]
-      cut = {
-        name: [(part, bool(_SENTINEL.fullmatch(part))) for part in _SENTINEL.split(text) if part]
-        for name, text in texts.items()
-      }
-      shown.append({"task": task, "step": newest, "exact": texts["target"] == texts["prediction"], **cut})
+      shown.append({"task": task, "step": newest} | readable.sample(entry["texts"]))
   return shown

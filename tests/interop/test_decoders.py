@@ -4,6 +4,7 @@ here computes, or no model type can say, is refused by name."""
 import dataclasses
 import importlib
 import json
+import stat
 
 import numpy as np
 import pytest
@@ -330,6 +331,12 @@ def test_a_design_no_type_can_say_is_refused_by_its_cell(family, name, changes, 
   with pytest.raises(UserError, match=f"design.{next(iter(changes))}") as error:
     hf.save(small(family, name, **changes), str(tmp_path / "model"))
   assert "\n" not in str(error.value) and not (tmp_path / "model" / "config.json").exists()
+
+
+def test_saved_files_are_for_those_whom_the_umask_lets_read(tmp_path):
+  hf.save(small(llama, "tiny"), str(tmp_path / "model"))
+  modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "model").iterdir()}
+  assert modes["model.safetensors"] == modes["config.json"]
 
 
 def test_a_family_without_a_type_is_refused(tmp_path):

@@ -7,7 +7,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from t5x_like.errors import UserError
+from t5x_like.report.__main__ import main
 from t5x_like.report.page import write_report
+from t5x_like.report.readable import verdict
 from t5x_like.runtime.process import environment
 
 
@@ -32,6 +34,15 @@ def fill(workdir):
   (workdir / "environment.json").write_text(json.dumps(environment()))
   samples = [
     {"step": 50, "task": "books", "input": "an old one", "target": "a", "prediction": "a"},
+    {
+      "step": 100,
+      "task": "gaps",
+      "input": "the enco<extra_id_0> name of <extra_id_1>Type & <extra_id_2>",
+      "target": "<extra_id_0> ding <extra_id_1> Open <extra_id_2> co",
+      "prediction": "<extra_id_0> ding <extra_id_1> the",
+      "original": "the encoding name of OpenType & co",
+      "filled": "the encoding name of theType & <extra_id_2>",
+    },
     {"step": 100, "task": "books", "input": "Thank <extra_id_0> & me <b>", "target": "you", "prediction": "you"},
   ]
   (workdir / "samples" / "books.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
@@ -53,6 +64,62 @@ def test_shows_everything_in_one_self_contained_page(tmp_path):
   assert len(pictures) == 5
   ids = [e.get("id") for picture in pictures for e in picture.iter() if e.get("id")]
   assert len(ids) == len(set(ids)), "ids are unique within the page"
+
+
+def test_filled_text_is_readable_and_its_words_are_judged(tmp_path):
+  fill(tmp_path / "run")
+  page = write_report(tmp_path / "run").read_text()
+  gap = '<span class="sentinel">____</span>'
+  assert f"the {gap} name of {gap} &amp; {gap}</dd>" in page
+  found = 'the <span class="good">encoding</span> name of <span class="bad">theType</span> &amp; <span class="bad">____'
+  assert found in page
+  assert 'name of <span class="sentinel">OpenType</span> &amp; <span class="sentinel">co</span></dd>' in page
+  assert "1 of 3 words as in the original" in page and "enco&lt;extra_id" not in page
+
+
+def test_the_page_begins_with_a_verdict_and_facts(tmp_path):
+  fill(tmp_path / "run")
+  start = {"time": "2026-03-01T10:00:00+00:00", "step": 0, "environment": {}}
+  again = {"time": "2026-03-02T11:30:00+00:00", "step": 50, "environment": {}}
+  rows = "".join(json.dumps(row) + "\n" for row in (start, again))
+  (tmp_path / "run" / "history.jsonl").write_text(rows)
+  (tmp_path / "run" / "sharding.txt").write_text("…\nmesh: one device; 74,368 parameters, 0.3 MiB of them\n")
+  page = write_report(tmp_path / "run").read_text()
+  verdict = "At step 100 of 200. The validation loss is 4.250, 2.250 below the unigram entropy (6.500)"
+  for words in (verdict, "1 March 2026, 10:00 UTC", "2, the last on 2 March 2026, 11:30 UTC", "74.4 k", "1 x cpu"):
+    assert words in page.replace("8 x cpu", "1 x cpu"), words
+
+
+@pytest.mark.parametrize(
+  "losses, words",
+  [
+    ([5.0, 4.0, 3.0], "It was still falling."),
+    ([5.0, 3.0, 4.0], "It was lowest at step 200 (3.000) and has risen since."),
+    ([5.0, 5.0, 5.0], "1.000 above the unigram entropy (4.000): the model has learned nothing from its input yet."),
+  ],
+)
+def test_verdicts(losses, words):
+  rows = [{"step": 100 * n, "eval/a/loss": x, "eval/a/unigram_entropy": 4.0} for n, x in enumerate(losses, 1)]
+  assert verdict(rows, 300).startswith("Finished all 300 steps.") and verdict(rows, 300).endswith(words)
+  assert verdict([], 300) == "" and "went from 2.000 to 1.000" in verdict(
+    [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.0}], None
+  )
+
+
+def test_runs_are_compared_on_one_page(tmp_path, capsys):
+  for name in ("a", "b"):
+    fill(tmp_path / name)
+  config = {"model": {"name": "t5"}, "task": {"name": "<script>alert(1)</script>"}, "total_steps": 400}
+  (tmp_path / "b" / "config.json").write_text(json.dumps(config))
+  output = tmp_path / "both.html"
+  assert main([str(tmp_path / "a"), str(tmp_path / "b"), f"--output={output}"]) == 0
+  page = output.read_text()
+  for words in ("books/loss", "4.25", "total_steps", ">200<", ">400<", "<b>a</b>", "<b>b</b>", "train/loss"):
+    assert words in page, words
+  assert "<script" not in page and "model.name" not in page
+  assert main([str(tmp_path / "a")]) == 0 and (tmp_path / "a" / "report.html").is_file()
+  assert main([str(tmp_path / "a"), str(tmp_path)]) == 2
+  assert "holds no run" in capsys.readouterr().err
 
 
 def test_is_a_pure_function_of_the_files(tmp_path):

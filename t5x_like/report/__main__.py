@@ -1,0 +1,33 @@
+"""Writes a run's page anew, or compares runs: python -m t5x_like.report RUN [RUN …] [--output=comparison.html]
+
+With one workdir, its `report.html` is written. With several, one page shows their verdicts, last evaluations, curves on
+the same axes and the keys in which their configs differ.
+"""
+
+import argparse
+import sys
+
+from t5x_like.errors import door
+from t5x_like.files.places import directory
+from t5x_like.report import comparison, page
+
+
+@door
+def main(argv: list[str] | None = None) -> None:
+  """Write a page and print its path; raise UserError for a workdir that holds no run."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="python -m t5x_like.report"
+  )
+  parser.add_argument("runs", nargs="+", type=directory, metavar="RUN", help="a workdir")
+  parser.add_argument("--output", default="comparison.html", metavar="FILE", help="of several runs (%(default)s)")
+  args = parser.parse_args(argv)
+  if len(args.runs) == 1:
+    comparison.check(args.runs[0])
+    print(page.write_report(args.runs[0]))
+  else:
+    comparison.write(args.runs, args.output)
+    print(args.output)
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,132 @@
+"""A run in words for its page: the verdict, the facts about it, and filled texts with their gaps marked."""
+
+import datetime
+import difflib
+import re
+from typing import Any
+
+from t5x_like.report.charts import Rows, series
+from t5x_like.report.numbers import duration, short
+
+_GAP = re.compile(r"\S*<extra_id_\d+>\S*")  # with the word around it, if it is inside of one
+_SENTINEL = re.compile(r"(<extra_id_\d+>)")
+_COUNT = re.compile(r"([\d,]+) parameters")
+BLANK = "____"
+Parts = list[tuple[str, str]]  # texts and their classes on the page
+
+
+def verdict(rows: Rows, total: int | None) -> str:
+  """Return what came of a run, in a sentence or two; the empty string if it has no metrics."""
+  if not rows:
+    return ""
+  step = max(row["step"] for row in rows)
+  begun = f"Finished all {step:,} steps." if total and step >= total else f"At step {step:,}"
+  if not begun.endswith("."):
+    begun += f" of {total:,}." if total else "."
+  name, entropy = _validation(rows)
+  steps, loss = series(rows, name) if name else ((), ())
+  if not len(loss):
+    _, loss = series(rows, "train/loss")
+    return f"{begun} The training loss went from {loss[0]:.3f} to {loss[-1]:.3f}." if len(loss) else begun
+  told = f"{begun} The validation loss is {loss[-1]:.3f}"
+  if entropy is not None:
+    gap = entropy - loss[-1]
+    told += f", {abs(gap):.3f} {'below' if gap > 0 else 'above'} the unigram entropy ({entropy:.3f}): the model has "
+    told += "learned from its input" if gap > 0 else "learned nothing from its input yet"
+  best = int(loss.argmin())
+  if len(loss) > 2 and loss[-1] > 1.01 * loss[best]:
+    return f"{told}. It was lowest at step {steps[best]:,} ({loss[best]:.3f}) and has risen since."
+  if len(loss) > 2 and loss[-1] < 0.99 * loss[-2]:
+    return f"{told}. It was still falling."
+  return f"{told}."
+
+
+def _validation(rows: Rows) -> tuple[str | None, float | None]:
+  """Return the name of the first evaluation's loss, and the unigram entropy of its targets if known."""
+  names = sorted({name for row in rows for name in row if re.fullmatch(r"eval/.+/loss", name)})
+  if not names:
+    return None, None
+  _, entropy = series(rows, names[0].removesuffix("loss") + "unigram_entropy")
+  return names[0], float(entropy[-1]) if len(entropy) else None
+
+
+def facts(rows: Rows, starts: list[dict[str, Any]], environment: dict[str, str], sharding: str) -> list[dict[str, str]]:
+  """Return the facts about a run: {label, value}.
+
+  Args:
+    starts: the lines of `history.jsonl`; `sharding` is the content of `sharding.txt`.
+  """
+  found: dict[str, str] = {}
+  times = [datetime.datetime.fromisoformat(row["time"]) for row in starts]
+  if times:
+    found["Started"] = f"{times[0]:%-d %B %Y, %H:%M} UTC"
+    count = sum("environment" in row for row in starts)
+    if count > 1:
+      found["Starts"] = f"{count}, the last on {times[-1]:%-d %B %Y, %H:%M} UTC"
+  if seconds := _seconds(rows):
+    found["Time of steps and evaluations"] = duration(seconds)
+  if match := _COUNT.search(sharding):
+    found["Parameters"] = short(int(match[1].replace(",", "")))
+  if "device_kind" in environment:
+    kind, cpu = environment["device_kind"], environment.get("host_cpu", "")
+    machine = f"{environment.get('devices', '1')} x {kind}"
+    cores = environment.get("host_cores", "?")
+    found["Machine"] = f"{machine} ({cpu}, {cores} cores)" if kind == "cpu" else machine
+  return [{"label": label, "value": value} for label, value in found.items()]
+
+
+def _seconds(rows: Rows) -> float:
+  """Return the seconds of all steps, those without a line as long as the next with one, and of all evaluations."""
+  steps, seconds = series(rows, "train/seconds_per_step")
+  total = float(sum(s * (step - before) for s, step, before in zip(seconds, steps, [0, *steps[:-1]])))
+  names = {name for row in rows for name in row if name.startswith("eval/") and name.endswith("/seconds")}
+  return total + float(sum(series(rows, name)[1].sum() for name in names))
+
+
+def sample(texts: dict[str, str]) -> dict[str, Any]:
+  """Return a sample for the page: `rows` of a label and parts, `status` in words, and whether it is `good`."""
+  if "filled" not in texts or "original" not in texts:
+    exact = texts["target"] == texts["prediction"]
+    rows = [(name, _split(texts[name])) for name in ("input", "target", "prediction")]
+    return {"rows": rows, "good": exact, "status": "✓ exact match" if exact else "differs"}
+  gapped = _words(_GAP.sub(BLANK, texts["input"]))
+  original, filled = _words(texts["original"]), _words(_GAP.sub(BLANK, texts["filled"]))
+  told, wanted = _same(filled, gapped), _same(original, gapped)
+  right = _same(filled, original)
+  marks = ["good" if right[n] else "bad" for n in range(len(filled))]
+  marks = ["" if told[n] and word != BLANK else mark for n, (word, mark) in enumerate(zip(filled, marks))]
+  rows = [
+    ("with gaps", _joined(gapped, ["sentinel" if word == BLANK else "" for word in gapped])),
+    ("model", _joined(filled, marks)),
+    ("original", _joined(original, ["" if same else "sentinel" for same in wanted])),
+  ]
+  good, words = marks.count("good"), len(marks) - marks.count("")
+  return {"rows": rows, "good": bool(words) and good == words, "status": f"{good} of {words} words as in the original"}
+
+
+def _split(text: str) -> Parts:
+  parts = [part for part in _SENTINEL.split(text) if part]
+  return [(part, "sentinel" if _SENTINEL.fullmatch(part) else "") for part in parts]
+
+
+def _words(text: str) -> list[str]:
+  return text.split()
+
+
+def _same(words: list[str], others: list[str]) -> list[bool]:
+  """Return which words stand in others too, in the same order."""
+  found = [False] * len(words)
+  for block in difflib.SequenceMatcher(None, words, others, autojunk=False).get_matching_blocks():
+    found[block.a : block.a + block.size] = [True] * block.size
+  return found
+
+
+def _joined(words: list[str], marks: list[str]) -> Parts:
+  """Return words with spaces between them; neighbours of one class are one part."""
+  parts: Parts = []
+  for word, mark in zip(words, marks):
+    if parts and parts[-1][1] == mark and mark != "sentinel":
+      parts[-1] = f"{parts[-1][0]} {word}", mark
+    else:
+      parts += [*([(" ", "")] if parts else []), (word, mark)]
+  return parts
