@@ -142,3 +142,16 @@ def test_mlflow_files_have_every_step_once_after_kills(tmp_path, monkeypatch):
   for name, steps in expected.items():
     assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == steps
   assert list(workdir.glob("events*")), os.listdir(workdir)
+
+
+@pytest.mark.services
+def test_a_profile_opens_in_xprof(tmp_path):
+  convert = pytest.importorskip("xprof.convert.raw_to_tool_data")
+  with runs.Process(runs.train(tmp_path, "--config.total_steps=12", "--profile=5:8")) as run:
+    code, said = run.end()
+  assert code == 0, said
+  traces = [str(path) for path in tmp_path.glob("profile/plugins/profile/*/*.xplane.pb")]
+  assert len(traces) == 1 and "trace_viewer" in convert.xspace_to_tool_names(traces)
+  content, _ = convert.xspace_to_tool_data(traces, "trace_viewer", {})
+  events = json.loads(content)["traceEvents"]
+  assert any("PjitFunction" in str(event.get("name")) or "step" in str(event.get("name")) for event in events)
