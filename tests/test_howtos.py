@@ -67,7 +67,7 @@ def test_a_step_passes_the_files_of_the_reading_hour(compiled, tmp_path):
 
 
 def test_there_is_a_page_for_each_thing_that_can_be_added():
-  wanted = {"model", "task", "objective", "evaluator", "position-or-a-core"}
+  wanted = {"model", "task", "objective", "evaluator", "position-or-a-core", "source"}
   assert wanted <= {name.removeprefix("add-a-").removeprefix("add-an-") for name in EXTENSIONS}
 
 
