@@ -176,7 +176,7 @@ class TransformerStage(nnx.Module):
       )
     block, narrow = parts.block(rngs), dataclasses.replace(dims, embed=inputs)
     entry = GridStackBuilder(variant.design, narrow, **common).block(rngs).self_attention
-    entry.layer.out = block.self_attention.layer.out
+    entry.layer.out = block.self_attention.layer.out  # the entry reads `inputs` channels and writes `dims.embed`
     self.project = Linear((inputs, dims.embed), ("embed", None), params.fan_in_normal(inputs), rngs, bias=True)
     self.norm, self.attention, self.mlp = entry.in_norm, entry.layer, block.mlp
     self.stack = parts.stack(rngs).without(final_norm=Identity()) if dims.layers else None

@@ -28,6 +28,7 @@ _ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 _GREETING = "t5x_like.rendezvous.v1"
 _LINE_BYTES = 4096
 _SAY_SECONDS = 60.0
+# Calls are counted alike in all processes, so that each has a key of its own in JAX's key-value store.
 _agreements, _answers = itertools.count(), itertools.count()
 
 
@@ -78,7 +79,7 @@ def initialize(*, timeout_seconds: float = 300) -> None:
 
 
 def _keep_stdout_for_python() -> None:
-  """Keep the output of native libraries off our stdout: their threads write broken lines, and would break ours.
+  """Keep the output of native libraries off our stdout: their threads write in the middle of our lines.
 
   On CPU, the output is Gloo's greeting, and is discarded. Elsewhere it goes to stderr (NCCL's log, for example).
   """
@@ -94,7 +95,7 @@ def _keep_stdout_for_python() -> None:
 
 
 def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
-  """Check that all processes have the same facts (config hash, code version, …); all of them must call it.
+  """Check that all processes have the same facts (config hash, code version, …); every process must call it.
 
   Raises:
     UserError: two processes differ; names the process and the fact.
@@ -234,7 +235,7 @@ def _job(timeout_seconds: float) -> _Job | None:
       raise UserError(f"environment: {name} is {found[name]!r}, expected a whole number")
   count, index = (int(found[name]) for name in _ENVIRONMENT[1:])
   if not 0 <= index < count:
-    raise UserError(f"environment: JAX_PROCESS_ID is {index}, expected less than JAX_NUM_PROCESSES, which is {count}")
+    raise UserError(f"environment: JAX_PROCESS_ID is {index}, expected less than JAX_NUM_PROCESSES={count}")
   return _Job(found["JAX_COORDINATOR_ADDRESS"], count, index)
 
 

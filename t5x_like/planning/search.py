@@ -80,7 +80,8 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
       continue  # a parameter does not divide
     ways, shared = rules.split("batch"), len(devices) // rules.split("batch")
     sent = sum(minimum.ring_bytes(named, rules, itemsize, train=True).values())
-    held = steps.shard_bytes(state) + steps.shard_bytes(state.params) * itemsize / 4
+    gradients = steps.shard_bytes(state.params) * itemsize / 4  # in the compute dtype
+    held = steps.shard_bytes(state) + gradients
     for rows, remat in itertools.product(_ROWS, _REMAT if "remat" in config.model else (None,)):
       activations = rows * kept[remat] / shared
       if held + activations > memory:

@@ -26,6 +26,7 @@ class DistillationHead(nnx.Module):
     return x_BTD[:, 0]
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    """Classify from the first two states of x_BTD: the class token's and the distillation token's."""
     logits, distilled = (f(x_BTD[:, n]).astype(jnp.float32) for n, f in enumerate((self.out, self.distilled)))
     return {"logits": (logits + distilled) / 2, "class_logits": logits, "distillation_logits": distilled}
 

@@ -215,7 +215,10 @@ def generated(
 def tagged(
   source: str | None, examples: int, *, files: Files, tags: Sequence[str], field: str, score: str
 ) -> Benchmark:
-  """Make a benchmark of word tags; as text, each word and each tag follows its own sentinel."""
+  """Make a benchmark of word tags from a TFDS source, if any, and files; `examples` counts the training split.
+
+  As text, each word and each tag follows its own sentinel.
+  """
   evaluated, counted = {"dev": "validation", "test": "test"}, (f"dev/{score}",)
   form = Form(
     {"name": "tagging", "tags_field": field, "tags": list(tags), "length": 128},

@@ -26,7 +26,7 @@ class Source(Base):
         yield f"built-in corpus, line {number}", _record(words)
 
   def facts(self, field: str) -> dict[str, Any]:
-    return self.split_facts("train") | {"text_field": field}
+    return self.split_facts("train") | {"text_field": field}  # all splits have the same facts
 
   def split_facts(self, split: str) -> dict[str, Any]:
     return {"form": "builtin.v2"}

@@ -62,7 +62,7 @@ def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
   rows: list[list[str]] = []
   marked: list[list[str]] = []  # lines that begin with `# ` where a sentence may begin
   width = 0  # columns of a line separated by spaces, else 0
-  for number, line in itertools.chain(lines(path), [(0, "")]):
+  for number, line in itertools.chain(lines(path), [(0, "")]):  # a blank line ends the last sentence
     if isinstance(line, Skip):
       raise UserError(f"{path}:{number}: found a {line.reason}, expected one token per line")
     row = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
@@ -72,7 +72,7 @@ def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
     ends = line.startswith(_DOCUMENT) or not line.strip()
     if not ends:
       width = 0 if "\t" in line else len(row)
-    rows += [one for one in marked if len(one) == width]
+    rows += [one for one in marked if len(one) == width]  # words, not comments: as wide as the next line
     marked = []
     if ends:
       if rows:

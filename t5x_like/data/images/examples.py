@@ -155,6 +155,7 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
     if mixing is None:
       made = tf.map_fn(lambda one: augmented(*one), (pixels.read(index_B), own_BN), fn_output_signature=shape)
       return finished(made, index_B, index_B, tf.ones_like(index_B, tf.float32))
+    # The word 1 keeps the choice of the other image apart from the draws of its augmentation.
     other_B = tf.cast(random.integers(draws.bits(_OTHER, 1, 1)[:, 0], N), tf.int64)
     mixed_BN = draws.uniform(_MIXED, NUMBERS)
     wanted_B = mixing.wanted(mixed_BN)

@@ -37,7 +37,10 @@ def denoising(style: str, inputs_length: int, noise_density: float) -> tuple[int
 
 
 def denoiser(name: str, length: int, random_roll: bool) -> tuple[int, int]:
-  """Return (inputs' length, targets' length) of a denoiser in `DENOISERS` on windows of `length`, without its mode."""
+  """Return (inputs' length, targets' length) of a denoiser in `DENOISERS` on windows of `length`, without its mode.
+
+  With `random_roll`, the noise is rotated within the window. A span cut in two by that takes one more sentinel.
+  """
   mean, density = DENOISERS[name]
   room = int(random_roll and mean is not QUARTER)
   noise, spans = noise_counts(length, density, length * density if mean is QUARTER else mean)

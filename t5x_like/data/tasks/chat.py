@@ -9,8 +9,8 @@ A record has a list of messages, `{"messages": [{"role": "user", "content": "…
 the last answer are left out. A packed row holds several conversations, which do not attend to each other; an epoch and
 an evaluation's `max_examples` then count rows.
 
-`Task.examples` gives `record`, `inputs` and `targets` (texts: the last user's words, and the last answer) and `ids`,
-the prompt of that answer, of every conversation, before packing and whatever its length.
+Metrics see each conversation whole, before packing: `Task.examples` gives its `record`, `inputs` (the user's last
+words), `targets` (the last answer) and `ids` (the prompt of that answer).
 """
 
 from typing import Unpack
@@ -117,7 +117,7 @@ def task(
     vocabulary,
     fields=tuple(field for part in parts.values() for field in part.fields) or (messages,),
     facts={"template": template, "messages": messages, "prompt": prompt, "completion": completion},
-    streams={"tokens": False},
+    streams={"tokens": False},  # not ended by EOS: the template ends them
     example=example,
     rows=rows,
     features=features(vocabulary, length=length),

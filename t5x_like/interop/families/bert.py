@@ -2,6 +2,9 @@
 
 A `BertModel` becomes a model whose logits are the last hidden states, with `pooled` beside them if the file has a
 pooler. A pooler that a class does not use is not part of the model; it is written back unchanged from the file.
+
+`HEADS` lists the heads of each class, with the names of their tensors: Hugging Face's -> ours. Every family has
+these functions; `interop/families/__init__.py` describes them.
 """
 
 from t5x_like.interop import encoders
@@ -60,7 +63,7 @@ def config(model, model_type: str | None) -> dict:
 
 def tensors(m: Mapping) -> None:
   encoders.tensors(m, "bert", HEADS)
-  m.copies = {
+  m.copies = {  # tied tensors that a file may hold twice: copy -> original
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
   }
