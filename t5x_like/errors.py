@@ -39,7 +39,7 @@ class NumericError(Exception):
 
 
 class DamageError(Exception):
-  """Saved data of which every copy is corrupt; its message is one complete line."""
+  """Every copy of saved data is corrupt; the message is one complete line."""
 
 
 class TransientError(Exception):

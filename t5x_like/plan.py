@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
   parser.add_argument("--topology", required=True, metavar="KIND:SHAPE", help="v5e:16x16, cpu:8, …")
   parser.add_argument("--slices", type=int, default=1, metavar="N", help="slices of this topology (default: 1)")
   parser.add_argument("--step", choices=_STEPS, default="train", help="which step (default: train)")
-  parser.add_argument("--phase", metavar="NAME", help="a phase of the recipe (default: what it ends on)")
+  parser.add_argument("--phase", metavar="NAME", help="a phase of the recipe (default: the last)")
   words = "compile the N likeliest meshes, remat and batch sizes instead, and rank them (default N: 8)"
   parser.add_argument("--search", type=int, nargs="?", const=8, metavar="N", help=words)
   parser.add_argument("--json", metavar="FILE", help="write the plan to this file")

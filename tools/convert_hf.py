@@ -121,7 +121,7 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
 
 
 def _vocabulary(config, directory: str, sentinels: str | None):
-  """The vocabulary of the directory or, if it has none, that of the recipe's data."""
+  """Return the vocabulary of the directory or, if it has none, of the recipe's data."""
   from t5x_like import vocabularies
   from t5x_like.training import importing
 

@@ -90,7 +90,8 @@ class Design:
       raise UserError(f"config.model.design.parallel: {found}, expected norm_position 'pre'")
     if self.qk_norm and self.attention_scale == "cosine":
       raise UserError(
-        "config.model.design.qk_norm: found True with attention_scale 'cosine', which is one; expected False"
+        "config.model.design.qk_norm: found True, but attention_scale 'cosine' already normalizes queries and keys; "
+        "set it to False"
       )
     if self.layer_scale is not None and (self.norm_position != "pre" or self.parallel == "two_norms"):
       found = f"found {self.layer_scale} with norm_position {self.norm_position!r} and parallel {self.parallel!r}"

@@ -11,7 +11,7 @@ from t5x_like.nn.image_positions import Grid
 
 @dataclasses.dataclass(frozen=True)
 class GridStackBuilder(StackBuilder):
-  """A builder of stacks whose position schemes are those of `nn.image_positions`.
+  """A builder of stacks with the position schemes of `nn.image_positions`.
 
   Attributes:
     grid: the grid of patches.

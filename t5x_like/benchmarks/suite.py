@@ -190,7 +190,7 @@ def kind(workdir: str) -> str:
   """The form in which tasks are learned: that of the pretrained run's architecture."""
   saved = workdirs.read(workdir)
   if saved is None:
-    raise UserError(f"--workdir={workdir}: holds no run; give that of a pretrained model")
+    raise UserError(f"--workdir={workdir}: holds no run; give the workdir of a pretrained model")
   features = saved["features"]
   if "decoder_input_tokens" in features:
     return "text" if "encoder_input_tokens" in features else "decoder"

@@ -60,7 +60,7 @@ class _Kept:
     return self.of([int(info.step) for info in checkpoints])
 
   def of(self, steps: list[int]) -> list[bool]:
-    """Whether each of the steps, given in order, is kept."""
+    """Say of each step, given in order, whether it is kept."""
     regular = [step for step in steps if step % self.every == 0]
     newest = steps[-2:] if steps and steps[-1] % self.every else steps[-1:]
     kept = {*regular[-(self.last or len(steps)) :], *newest}
@@ -106,7 +106,7 @@ class Checkpoints:
     finite: bool = True,
     before: Callable[[], None] = lambda: None,
   ) -> None:
-    """Starts saving a step and returns once the tensors may be donated; `wait` returns when it is committed.
+    """Start saving a step; return once the tensors may be donated. `wait` returns once it is committed.
 
     All processes must call it with the same step. A step already saved with the same values is left as it is.
 
@@ -141,15 +141,15 @@ class Checkpoints:
       self._store.write(step, tensors, manifest, before)
 
   def steps(self) -> list[int]:
-    """The committed steps, oldest first, as this process sees them; only `restore` detects damage."""
+    """Return the committed steps, oldest first, as this process sees them; only `restore` detects damage."""
     return self._store.steps()
 
   def committed(self, step: int) -> bool:
-    """Whether the save of a step that this process began is committed, without waiting for it."""
+    """Return whether the save that this process began is committed, without waiting for it."""
     return self._store.committed(step)
 
   def metadata(self, step: int) -> dict[str, Any]:
-    """The metadata saved with a step.
+    """Return the metadata saved with a step.
 
     Raises:
       UserError: no such step.
@@ -164,9 +164,9 @@ class Checkpoints:
       raise DamageError(f"{path}: damaged checkpoint: {damage}") from None
 
   def restore(self, abstract_state: Wanted, step: int | None = None) -> tuple[int, dict, dict] | None:
-    """Reads a step onto the given shardings and verifies every tensor; all processes must call it.
+    """Read a step onto the given shardings and verify every tensor; all processes must call it.
 
-    Process 0 lists the steps. What is read is damaged only if it is so at a second reading too; an error of the network
+    Process 0 lists the steps. A tensor counts as damaged only if a second reading agrees; an error of the network
     or the disk is retried, and never damage.
 
     Args:
@@ -180,7 +180,7 @@ class Checkpoints:
       (step, state, metadata), or None if nothing was saved here.
 
     Raises:
-      UserError: the requested step is missing, or the tensors of the checkpoint are not those of `abstract_state`.
+      UserError: the requested step is missing, or its tensors differ from `abstract_state`.
       DamageError: the requested step, or every step, is damaged.
       TransientError: a step cannot be read now.
     """
@@ -217,14 +217,14 @@ class Checkpoints:
     )
 
   def set_aside(self, after: int, word: str) -> list[int]:
-    """Makes the steps after one uncommitted, as `<step>.<word>`, newest first; all processes must call it."""
+    """Rename the steps after one to `<step>.<word>`, newest first; all processes must call it."""
     self.wait()
     later = [step for step in self._store.agreed_steps()[::-1] if step > after]
     self._move_aside(later, word)
     return later
 
   def wait(self) -> None:
-    """Returns when the last save is committed.
+    """Wait until the last save is committed.
 
     Raises:
       UserError, TransientError: it could not be written.
@@ -233,7 +233,7 @@ class Checkpoints:
       self._store.wait()
 
   def close(self) -> None:
-    """Waits for the last save and ends all threads; safe to call twice.
+    """Wait for the last save and end all threads; safe to call twice.
 
     Raises:
       UserError, TransientError: the last save could not be written.
@@ -255,7 +255,7 @@ class Checkpoints:
       return self._restore_one(step, abstract_state)
 
   def _restore_one(self, step: int, abstract_state: Wanted) -> tuple[dict, dict]:
-    """Reads and verifies one step; every process gets the same verdict."""
+    """Read and verify one step; every process gets the same verdict."""
     path = self._store.where(step)
     manifest = together(path, lambda: self._manifest(step))
     if callable(abstract_state):
@@ -298,7 +298,7 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _disk_errors(self, step: int | None = None):
-    """Gives an error of saving, here or in a background thread, its class and a line that names the path."""
+    """Turn an error of saving, here or in a background thread, into its class, with a line that names the path."""
     where = self._directory if step is None else self._store.where(step)
     try:
       yield
@@ -331,7 +331,7 @@ class Checkpoints:
 
 
 def _before_threads_end(close: Callable[[], None]) -> None:
-  """Calls `close` at the end of the program, while threads may still start others.
+  """Call `close` at the end of the program, while threads may still start others.
 
   `atexit` is too late: by then the thread pools that a save in flight needs are shut down.
   """
@@ -348,7 +348,7 @@ def _before_threads_end(close: Callable[[], None]) -> None:
 class SaveTimes:
   """Says at which steps to save.
 
-  The clock is that of process 0. It is asked again when half of the time that is left, or a twentieth of all, should
+  Process 0 has the clock. It is asked again when half of the time that is left, or a twentieth of all, should
   have passed, judged by the steps since the last save, and so at few steps: the processes need not meet at each.
 
   Args:
@@ -362,7 +362,7 @@ class SaveTimes:
     self._start(step)
 
   def due(self, step: int) -> bool:
-    """Whether to save this step, now; all processes must ask after every step, and get the same answer."""
+    """Return whether to save this step now; all processes must ask after every step, and get the same answer."""
     due = step % self._every == 0
     if not due and step >= self._look:
       ahead = distributed.from_first(lambda: self._ahead(step))
@@ -376,7 +376,7 @@ class SaveTimes:
     self._look = math.inf if self._minutes is None else step + 1
 
   def _ahead(self, step: int) -> int:
-    """In how many steps to look at the clock again; 0 if the time is over."""
+    """Return the number of steps until the next look at the clock; 0 if the time is over."""
     spent = self._clock() - self._since
     left, taken = 60 * self._minutes - spent, max(1, step - self._step)
     if left <= 0:

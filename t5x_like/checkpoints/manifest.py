@@ -16,7 +16,7 @@ from t5x_like.files import file_names, local
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 _REFUSALS = (errno.EACCES, errno.EPERM)
-# What the readers below orbax raise for a damaged or missing file; anything else is not the file's fault.
+# Raised by the readers below orbax for a damaged or missing file; other errors are not the file's fault.
 _DAMAGE = (DamageError, ValueError, KeyError, TypeError, EOFError, FileNotFoundError)
 FORMAT = "t5x_like.checkpoint.v2"
 
@@ -26,7 +26,7 @@ class Damaged(Exception):
 
 
 def flatten(tree: dict[str, Any]) -> dict[str, Any]:
-  """Names every leaf by its path (`params/encoder/kernel`), in the order of `jax.tree.leaves`.
+  """Name every leaf by its path (`params/encoder/kernel`), in the order of `jax.tree.leaves`.
 
   Raises:
     TypeError: if the tree is not nested dicts whose keys are strings without a slash.
@@ -41,7 +41,7 @@ def flatten(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def nest(named: dict[str, Any]) -> dict[str, Any]:
-  """The nested dicts of named leaves, without empty ones."""
+  """Return the nested dicts of named leaves, without empty ones."""
   tree: dict[str, Any] = {}
   for name, leaf in named.items():
     *parents, last = name.split("/")
@@ -53,7 +53,7 @@ def nest(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(step: int, tensors: dict[str, Any], prints: dict[str, str], metadata: dict[str, Any]) -> dict[str, Any]:
-  """The manifest to write: `tensors` and their fingerprints by name, with a digest over all of it."""
+  """Make the manifest to write: `tensors` and their fingerprints by name, with a digest over all of it."""
   manifest = {
     "format": FORMAT,
     "step": int(step),
@@ -67,7 +67,7 @@ def build(step: int, tensors: dict[str, Any], prints: dict[str, str], metadata: 
 
 
 def read(fetch: Callable[[], str], step: int) -> dict[str, Any]:
-  """Reads the manifest of a step, whose text `fetch` gives.
+  """Read the manifest of a step, whose text `fetch` returns.
 
   Raises:
     Damaged: it is missing, not a file, not JSON, of another format or step, or differs from its digest.
@@ -93,7 +93,7 @@ def read(fetch: Callable[[], str], step: int) -> dict[str, Any]:
 
 
 def check_tensors(where, saved: dict[str, dict], wanted: dict[str, Any]) -> None:
-  """Compares the tensors of a manifest with those to restore (anything with `shape` and `dtype`), by name.
+  """Compare the tensors of a manifest with the wanted ones (anything with `shape` and `dtype`), by name.
 
   Raises:
     UserError: naming the first tensor that is missing, unexpected, or of another shape or type.
@@ -127,10 +127,10 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 
 def together(path: str, read: Callable[[], Any]) -> Any:
-  """`read()`, retried after transient errors; if it fails in one process, it fails with the same verdict in all.
+  """Call `read`, again after transient errors; if it fails in one process, it fails with the same verdict in all.
 
   Raises:
-    Damaged: what was read is wrong, or missing.
+    Damaged: data are wrong or missing.
     UserError: reading is not permitted, the bucket is gone, or memory ran out.
     TransientError: it still failed after the retries, in this process or another.
   """
@@ -181,7 +181,7 @@ def _verdict(error: Exception | None) -> str:
 
 
 def disk_errno(error: BaseException | None) -> int | None:
-  """The errno of the first disk error in a chain of exceptions, recognised also by its text alone."""
+  """Return the errno of the first disk error in a chain of exceptions, recognised also by its text alone."""
   seen = set()
   while error is not None and id(error) not in seen:
     seen.add(id(error))

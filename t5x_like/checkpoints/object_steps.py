@@ -1,6 +1,6 @@
 """Steps of a checkpoint on an object store, or at any address that fsspec knows.
 
-A step is a directory `<step>-<attempt>-<processes>/`. Every process writes what it holds of the tensors as an object
+A step is a directory `<step>-<attempt>-<processes>/`. Every process writes its shards of the tensors as an object
 (`tensors-<process>.bin`, further ones `tensors-<process>-<part>.bin`) with an index beside them; when all have, process
 0 writes `manifest.json`, and only then the step is there. An attempt that was cut short has none and is removed by the
 next run that saves. Nothing is renamed: a step is set aside by an object `aside` in its directory, and may then be
@@ -137,7 +137,7 @@ class ObjectSteps:
     self._agreed = {step: name for step, name in self._agreed.items() if step not in steps}
 
   def _committed(self) -> dict[int, str]:
-    """The directory of every committed step."""
+    """Return the directory of every committed step."""
     found = {}
     for name in self._place.names():
       if (match := _STEP.fullmatch(name)) and self._state(name) == "committed":
@@ -156,7 +156,7 @@ class ObjectSteps:
     return found
 
   def _local_parts(self, x, chunks: list[tuple[str, dict]]) -> dict[tuple, np.ndarray]:
-    """This process's shards of a tensor, by index, from the chunks that overlap them."""
+    """Return this process's shards of a tensor, by index, from the chunks that overlap them."""
     needed = {_key(index): index for index in x.sharding.addressable_devices_indices_map(x.shape).values()}
     read: dict[int, np.ndarray] = {}
     parts = {}
@@ -187,7 +187,7 @@ class ObjectSteps:
     return np.frombuffer(data, jax.numpy.dtype(chunk["dtype"])).reshape(chunk["shape"])
 
   def _save(self, attempt: str, index: list[dict], parts: list[list], manifest: dict[str, Any], before) -> None:
-    """Runs in a thread of every process; process 0 commits."""
+    """Save, in a thread of every process; process 0 commits."""
     try:
       before()
       mine = jax.process_index()
@@ -212,7 +212,7 @@ class ObjectSteps:
       self._failed = error
 
   def _meet(self, say: str, hear: list[str]) -> None:
-    """Says that something is done, and waits until all of `hear` is."""
+    """Announce that something is done, and wait for all of `hear`."""
     if jax.process_count() == 1:
       return
     from jax._src import distributed as service  # the key-value store has no public API
@@ -230,7 +230,7 @@ class ObjectSteps:
         ) from error
 
   def _clean(self, attempt: str) -> None:
-    """Removes steps that are not to be kept and, once, attempts that were cut short; the manifest goes first."""
+    """Remove steps that are no longer kept and, once, interrupted attempts; the manifest goes first."""
     steps = self._committed()
     steps[int(attempt.partition("-")[0])] = attempt  # whatever the listing says
     ordered = sorted(steps)

@@ -40,8 +40,9 @@ class _Manager(ocp.CheckpointManager):
 
 @functools.cache
 def _write_small_arrays_whole() -> None:
-  """Orbax cuts an array that several devices hold into a slice for each to write, which is a program to compile for
-  each shape; of slices smaller than this it gains nothing."""
+  """Let one device write an array below this size.
+
+  Orbax slices an array that several devices hold, and compiles a program for each shape; small slices gain nothing."""
   known = ocp.type_handlers.get_type_handler(jax.Array)
   handler = ocp.type_handlers.ArrayHandler(
     array_metadata_store=known._array_metadata_store, min_slice_bytes_for_replica_parallel=_LEAST_SLICE
@@ -71,26 +72,26 @@ class LocalSteps:
     _write_small_arrays_whole()
 
   def where(self, step: int) -> str:
-    """The path of a step, for messages."""
+    """Return the path of a step, for messages."""
     return str(self._directory / str(step))
 
   def steps(self) -> list[int]:
-    """The committed steps, oldest first, as this process sees them."""
+    """Return the committed steps, oldest first, as this process sees them."""
     try:
       return sorted(ocp.utils.checkpoint_steps(self._directory))
     except (FileNotFoundError, NotADirectoryError):
       return []
 
   def committed(self, step: int) -> bool:
-    """Whether a step is committed."""
+    """Return whether a step is committed."""
     return step in self.steps()
 
   def agreed_steps(self) -> list[int]:
-    """The committed steps, as process 0 sees them; all processes must call it."""
+    """Return the committed steps, as process 0 sees them; all processes must call it."""
     return distributed.from_first(self.steps)
 
   def manifest(self, step: int) -> str:
-    """The manifest's text.
+    """Return the manifest's text.
 
     Raises:
       OSError: there is none, it cannot be read, or a file of the step is a pipe or a device, which no reader survives.
@@ -99,13 +100,13 @@ class LocalSteps:
     return (self._directory / str(step) / _MANIFEST / "metadata").read_text()
 
   def read(self, step: int, wanted: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
-    """Tensors by name, without barriers, so that a failing process blocks no other; see `read_tensors`."""
+    """Return tensors by name, without barriers, so that a failing process blocks no other; see `read_tensors`."""
     return read_tensors(self._directory / str(step) / _STATE, wanted, partial=partial)
 
   def write(
     self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any], before: Callable[[], None]
   ) -> None:
-    """Starts writing a step once the one before is committed; returns when the tensors may be donated.
+    """Start writing a step once the previous one is committed; return when the tensors may be donated.
 
     Args:
       before: called before anything is written, perhaps in another thread.
@@ -125,7 +126,7 @@ class LocalSteps:
       self._saving = self._pool.submit(save)
 
   def wait(self) -> None:
-    """Returns when the last step is committed; raises what went wrong."""
+    """Wait until the last step is committed; raise its error."""
     saving, self._saving = self._saving, None
     if saving is not None:
       saving.result()
@@ -133,7 +134,7 @@ class LocalSteps:
       self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits, and ends all threads."""
+    """Wait for the last step and end all threads."""
     if self._manager is None:
       return
     try:
@@ -144,7 +145,7 @@ class LocalSteps:
       manager.close()
 
   def move_aside(self, steps: list[int], word: str) -> None:
-    """Makes steps uncommitted without deleting anything, here by a rename; all processes must call it."""
+    """Rename steps so that they no longer count as committed, deleting nothing; all processes must call it."""
     if jax.process_index() == 0:
       for step in steps:
         path = pathlib.Path(self._directory) / str(step)
@@ -160,7 +161,7 @@ class LocalSteps:
       self._manager.reload()
 
   def _sync(self) -> None:
-    """Puts all files of a step on disk, just before the rename that commits it; older steps are removed after that."""
+    """Put all files of a step on disk, just before the rename that commits it; older steps are removed after that."""
     if jax.process_index() == 0:
       for folder in pathlib.Path(self._directory).glob("*.orbax-checkpoint-tmp*"):
         for path in [*folder.rglob("*"), folder]:
@@ -168,7 +169,7 @@ class LocalSteps:
             synced(path)
 
   def _open(self) -> _Manager:
-    """The orbax manager, made on first use, as only saving may change the directory."""
+    """Return the orbax manager, made on first use, as only saving may change the directory."""
     if self._manager is None:
       count = jax.process_count()
       if count > 1:  # orbax leaves this to us
@@ -192,7 +193,7 @@ class LocalSteps:
 
 
 def read_tensors(path: epath.Path, wanted: dict[str, Any], *, partial: bool) -> dict[str, jax.Array]:
-  """Reads the tensors through orbax's handler, which has no barriers, so a failing process blocks no other.
+  """Read the tensors through orbax's handler, which has no barriers, so a failing process blocks no other.
 
   Args:
     partial: whether the checkpoint has other tensors too.
@@ -219,7 +220,7 @@ def read_tensors(path: epath.Path, wanted: dict[str, Any], *, partial: bool) -> 
 
 @functools.cache
 def quiet_orbax() -> None:
-  """Drops orbax's log lines, and what its event loop prints after a failed save; acts once per process."""
+  """Drop orbax's log lines, and the output of its event loop after a failed save; act once per process."""
   orbax = f"{os.sep}orbax{os.sep}"
   absl_logging.get_absl_logger().addFilter(lambda record: orbax not in record.pathname)
   # Coroutines of a save that failed may be collected before the failure is noticed.
@@ -238,6 +239,6 @@ def quiet_orbax() -> None:
 
 
 def quiet_abandoned_tasks() -> None:
-  """Drops asyncio's reports of a failed save's unfinished coroutines."""
+  """Drop asyncio's reports of a failed save's unfinished coroutines."""
   for name in ("asyncio", "concurrent.futures"):
     logging.getLogger(name).setLevel(logging.CRITICAL)

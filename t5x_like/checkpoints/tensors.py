@@ -25,7 +25,7 @@ _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 
 
 def _mix(word):
-  """Mixes uint32 words of any shape; a bijection."""
+  """Mix uint32 words of any shape; a bijection."""
   word = word ^ (word >> jnp.uint32(16))
   word = word * jnp.uint32(0x85EBCA6B)
   word = word ^ (word >> jnp.uint32(13))
@@ -34,7 +34,7 @@ def _mix(word):
 
 
 def _words(x: jax.Array) -> jax.Array:
-  """The bits of `x` as uint32, one word per element (two along a new last axis for 64-bit types)."""
+  """Return the bits of `x` as uint32, one word per element (two along a new last axis for 64-bit types)."""
   if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
     x = jax.random.key_data(x)
   if x.dtype == jnp.bool_:
@@ -45,7 +45,7 @@ def _words(x: jax.Array) -> jax.Array:
 
 
 def _sums(x: jax.Array) -> jax.Array:
-  """Returns the fingerprint of one tensor, and whether a value in it is not finite, as uint32 [3]."""
+  """Return the fingerprint of one tensor and whether it holds a value that is not finite, as uint32 [3]."""
   word = _words(x)
   index = jnp.zeros(word.shape, jnp.uint32)
   for axis in range(word.ndim):
@@ -60,18 +60,19 @@ def _sums(x: jax.Array) -> jax.Array:
 
 @functools.lru_cache(maxsize=16)
 def _compiled(sharding: NamedSharding | None):
-  """One program per tensor, shared by tensors of equal shape and sharding: a state has a hundred tensors of a dozen
-  shapes, and one program for all of them takes several times as long to trace and compile."""
+  """Compile one program per tensor, shared by tensors of equal shape and sharding.
+
+  A state has a hundred tensors of a dozen shapes; one program for all would take several times as long to compile."""
   return jax.jit(_sums) if sharding is None else jax.jit(_sums, out_shardings=sharding)
 
 
 def fingerprints(tensors: dict[str, jax.Array]) -> dict[str, str]:
-  """The fingerprints alone; see `examine`."""
+  """Return the fingerprints alone; see `examine`."""
   return examine(tensors)[0]
 
 
 def examine(tensors: dict[str, jax.Array]) -> tuple[dict[str, str], list[str]]:
-  """Returns 16 hexadecimal digits per tensor, and the names of tensors with NaN or infinity in them.
+  """Return 16 hexadecimal digits per tensor, and the names of the tensors that hold NaN or infinity.
 
   All processes must call it with the same tensors, in the same order.
 

@@ -101,7 +101,7 @@ def permuted(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
 
   Sizes up to 256 sort keyed words; larger ones use a Feistel network whose halves are digits of mixed radix (Black and
   Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), with cycle walking for values outside range(size).
-  Raises what `shuffled` raises.
+  Raises the errors of `shuffled`.
   """
   if not 1 <= size <= LARGEST_SIZE:
     raise ValueError(f"size: found {size}, expected 1 to 2^62")

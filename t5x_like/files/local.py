@@ -108,7 +108,7 @@ class Local(type(pathlib.Path())):
   """
 
   def read(self, part: slice | None = None) -> bytes | None:
-    """Return the bytes of the file, or those of a range that it has; None if there is no such file."""
+    """Return the bytes of the file, or of a range that it has; None if there is no such file."""
 
     def call() -> bytes:
       check(self)

@@ -154,7 +154,7 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
   head = next((h for h in heads if _meant(h.spec(labels)) == _meant(variant.head)), None)
   if head is None:
     raise UserError(
-      f"the head {variant.head!r} is not one of those of {model_type}: "
+      f"config.model.head: {model_type} has no head {variant.head!r}; expected one of "
       f"{', '.join(dict.fromkeys(str(h.spec(2)) for h in heads))}"
     )
   names = {i: f"LABEL_{i}" for i in range(labels)}

@@ -245,7 +245,7 @@ def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files)
         part = raw
       if part.shape != shape[len(index) :]:
         raise UserError(
-          f"{files.where}: tensor {tensor.name!r} has shape {list(raw.shape)}, expected what fits "
+          f"{files.where}: tensor {tensor.name!r} has shape {list(raw.shape)}, expected a shape that fits "
           f"{name} of {list(shape[len(index) :])}; config.json is of another model"
         )
       if out is None:  # allocate only now that the files are known to hold this much

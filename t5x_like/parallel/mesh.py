@@ -32,7 +32,7 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
     raise UserError(f"mesh.{unknown[0]}: unknown mesh axis{near}; the axes are {', '.join(AXES)}")
   for axis, n in sizes.items():
     if type(n) is not int:
-      raise UserError(f"mesh.{axis}: found {n!r}, expected a whole number of devices, or -1 for what is left")
+      raise UserError(f"mesh.{axis}: found {n!r}, expected a whole number of devices, or -1 for the remaining devices")
   shape = [sizes.get(axis, 1) for axis in AXES]
   free = [axis for axis, n in zip(AXES, shape) if n == -1]
   if len(free) > 1 or any(n < 1 and n != -1 for n in shape):

@@ -136,9 +136,9 @@ class Rules:
       over = _tuple(part)
       ways = math.prod(self.mesh.shape[a] for a in over)
       if (size // unit) % ways:
-        what = f"{size // unit} {axis}" + (f" of width {unit}" if unit > 1 else "")
+        held = f"{size // unit} {axis}" + (f" of width {unit}" if unit > 1 else "")
         raise UserError(
-          f"{name}: axis {axis!r} holds {what}, which rule {axis}->{'+'.join(over)} cannot cut into {ways} equal"
+          f"{name}: axis {axis!r} holds {held}, which rule {axis}->{'+'.join(over)} cannot cut into {ways} equal"
           f" parts; change the mesh or set rules.{axis}=None"
         )
 

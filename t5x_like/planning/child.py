@@ -88,14 +88,16 @@ def _deep_stack() -> None:
 def _finding(request: Request, topology, code: int, seconds: float, log: str) -> dict[str, Any]:
   """Describe a program whose compiler ended without an answer."""
   if code == -signal.SIGALRM:
-    what = f"the compiler was not done after {seconds:.0f} s"
+    verdict = f"the compiler was not done after {seconds:.0f} s"
   elif code < 0:
     name = signal.Signals(-code).name
     why = ", as when memory runs out" if code == -signal.SIGKILL else ""
-    what = f"the compiler crashed with {name}{why} (exit code {128 - code}) after {seconds:.0f} s"
+    verdict = f"the compiler crashed with {name}{why} (exit code {128 - code}) after {seconds:.0f} s"
   else:
     lines = [line.strip() for line in log.splitlines() if line.strip("- ") and "JAX has removed" not in line]
-    what = f"the compiler failed (exit code {code}) after {seconds:.0f} s: {lines[-1][:300] if lines else 'no message'}"
+    verdict = (
+      f"the compiler failed (exit code {code}) after {seconds:.0f} s: {lines[-1][:300] if lines else 'no message'}"
+    )
   return {
     "topology": topology.name,
     "step": request.step,
@@ -103,5 +105,5 @@ def _finding(request: Request, topology, code: int, seconds: float, log: str) ->
     "overrides": list(request.overrides),
     "fits": False,
     "compile_seconds": seconds,
-    "verdict": what,
+    "verdict": verdict,
   }

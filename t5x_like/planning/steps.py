@@ -59,7 +59,7 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
   if phase is not None and phase not in by_name:
     raise UserError(
       f"--phase={phase}: the recipe has no such phase{did_you_mean(phase, by_name)}; "
-      f"it has {', '.join(by_name) or 'none'}, and what it ends on without this flag"
+      f"it has the phases {', '.join(by_name) or '(none)'}; leave the flag out for the last"
     )
   chosen = made[-1] if phase is None else by_name[phase]
   return chosen.config, chosen.task

@@ -21,7 +21,7 @@ def text(plan: dict[str, Any]) -> str:
     + f"; remat {plan['remat']}; {cores}",
     f"rows per host: {rows['fewest']}"
     + (f" to {rows['most']}" if rows["most"] != rows["fewest"] else "")
-    + f" of {plan['batch_size']} on {rows['hosts']} hosts, {rows['ranges']} of which read one range",
+    + f" of {plan['batch_size']} on {rows['hosts']} hosts; {rows['ranges']} of the hosts read one range",
     "",
     "memory, GB a device",
   ]

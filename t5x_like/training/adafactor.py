@@ -23,7 +23,7 @@ _MIN_SCALE = 1e-3  # of a parameter, so that zeros can grow
 
 
 def reread(tree):
-  """The same values behind a barrier, so that XLA on CPU recomputes elementwise results where they are used.
+  """Return the same values behind a barrier, so that XLA on CPU recomputes elementwise results where they are used.
 
   XLA's CPU backend writes a cheap elementwise result with two consumers to memory; behind a barrier each consumer
   fuses a separate copy. Other backends fuse siblings and need no barrier.
@@ -80,7 +80,7 @@ def adafactor(
 
 
 def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
-  """The second largest and the largest axis (the last of equals), or None if the former is too small to factor."""
+  """Return the second largest and the largest axis (the last of equals); None if the former is too small to factor."""
   if len(shape) < 2:
     return None
   shorter, longer = np.argsort(shape, kind="stable")[-2:]
@@ -88,14 +88,14 @@ def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 
 def _mean_square(g: jax.Array, axis: int) -> jax.Array:
-  """Mean square along an axis of a matrix."""
+  """Return the mean square along an axis of a matrix."""
   if axis == 0 and g.shape[1] > _WIDE and platform() == "cpu" and ways("optimizer_embed") * ways("vocab") == 1:
     return _sum_of_squared_rows(g) / g.shape[0]
   return _mean_of_squares(g, (axis,))
 
 
 def _sum_of_squared_rows(g: jax.Array) -> jax.Array:
-  """Sum over axis 0, a few rows at a time, so that the sums stay in the CPU's cache."""
+  """Add up squares over axis 0, a few rows at a time, so that the sums stay in the CPU's cache."""
 
   def add(sums, rows):
     return sums + sum(jax.lax.square(row) for row in rows), None
@@ -109,6 +109,6 @@ def _rms(x):
 
 
 def _mean_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-  """In plain operations: the functions of `jax.numpy` are programs of their own, traced for each shape and mapped."""
+  """Compute the mean in plain operations; `jax.numpy`'s functions would be traced anew for each shape."""
   count = float(math.prod(x.shape[axis] for axis in axes))  # as an int, more than int32 holds in large models
   return jax.lax.reduce_sum(jax.lax.square(x), axes) / count

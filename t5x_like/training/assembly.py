@@ -110,15 +110,15 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
   if objective.several != several:
     rows = ("one row", "several rows")
     raise UserError(
-      f"config.objective: {name} is for examples of {rows[objective.several]}, those of task {config.task.name} have"
-      f" {rows[several]}; {choose}"
+      f"config.objective: {name} needs examples of {rows[objective.several]}, but task {config.task.name} makes"
+      f" {rows[several]} for each; {choose}"
     )
   for feature in parts.model.NEEDS:
     if feature not in task.features:
       raise UserError(f"config.model: {model} needs the feature {feature!r}, {makes}; choose another model or task")
   if parts.model.NEEDS[-1] not in objective.beside:
     raise UserError(
-      f"config.objective: {name} is for models with outputs for {' or '.join(objective.beside)}, those of {model} are"
+      f"config.objective: {name} needs a model with outputs for {' or '.join(objective.beside)}, but {model}'s are"
       f" for {parts.model.NEEDS[-1]}; {choose}"
     )
   objective.check(parts.model, task.features)
@@ -204,7 +204,7 @@ def check_sizes(config: ConfigDict, parts: Parts, made: Sequence[phases.Phase]) 
     need = rows * sum(_bytes(x.shape, x.dtype) for x in features) // jax.process_count()
     if need > host:
       raise UserError(
-        f"config.{phase.batch_key}: found {rows}, a batch of which takes {_told(need)} of the {_told(host)} of this"
+        f"config.{phase.batch_key}: found {rows}, but such a batch takes {_told(need)} of the {_told(host)} of this"
         " machine; choose a smaller batch or shorter rows"
       )
 

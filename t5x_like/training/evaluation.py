@@ -106,7 +106,7 @@ class Evaluation:
       made = setting(f"evals.{name}.task", changes if "name" in changes else config_lib.changed(own, changes), split)
       labels = "image" in made.task.features and made.task.classes and not self.task.classes  # for zero-shot
       if made.task.vocabulary.fingerprint != self.task.vocabulary.fingerprint and not labels:
-        raise UserError(f"{where}.task: its vocabulary is not that of config.task; prepare its data with the latter")
+        raise UserError(f"{where}.task: its vocabulary differs from config.task's; prepare its data with that one")
       evaluator = slots.make(where, values, evals, "Evaluator", setting=made)
       usual = name == values["name"] and made.task is self.task
       self._instances[name] = (self.task.name if usual else name, made.task.name, split, evaluator)

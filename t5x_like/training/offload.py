@@ -1,4 +1,4 @@
-"""Memory of the hosts for what the devices need once in a step."""
+"""Keep in the hosts' memory the arrays that devices need once in a step."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from t5x_like.training.state import TrainState
 
 
 def check_memory(key: str, mesh: jax.sharding.Mesh) -> None:
-  """Raises: UserError: the devices cannot reach memory of their hosts."""
+  """Check that the devices can reach the memory of their hosts; raise UserError if not."""
   devices = [*mesh.local_devices, *mesh.devices.flat]
   kinds = [memory.kind for memory in devices[0].addressable_memories()]
   if HOST not in kinds:
@@ -22,7 +22,7 @@ def check_memory(key: str, mesh: jax.sharding.Mesh) -> None:
 def optimizer_state(
   optimizer: optax.GradientTransformation, state: TrainState, mesh: jax.sharding.Mesh
 ) -> tuple[optax.GradientTransformation, TrainState]:
-  """The same optimizer with its arrays in the hosts' memory between steps, and the abstract state that says so.
+  """Return the same optimizer with its arrays in the hosts' memory between steps, and the abstract state that says so.
 
   Numbers such as counts stay on the devices. An update brings the arrays to the devices and back.
 

@@ -4,7 +4,7 @@ A stack keeps the parameters of its layers in one array with a leading axis. Sta
 mix layers, so the optimizer is mapped over that axis, once for every depth of stack.
 
 Learning rates follow the step of the run, an argument of `update`; an optimizer counts only its own updates. So a
-schedule can be changed, an update skipped, or an optimizer started afresh, and rates stay those of the step.
+schedule can be changed, an update skipped, or an optimizer started afresh, and rates stay those at the step.
 
 The tensors of a state have names that do not depend on how the optimizer was put together (`to_named`):
 optax nests states as their transformations are nested, so that clipping or another wrapper would rename every tensor.
@@ -76,11 +76,11 @@ def muon(
   eps: float = 1e-8,
   weight_decay: float = 0.1,
 ) -> optax.GradientTransformation:
-  """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for the matrices of blocks, AdamW for what is
-  left: tables, heads, patches and vectors.
+  """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for the matrices of blocks, AdamW for the
+  others: tables, heads, patches and vectors.
 
   Nesterov momentum is made orthogonal by five Newton-Schulz steps, every expert's by itself. Updates are then as large
-  as AdamW's, 0.2 in root mean square, so rates and decay are those of AdamW (Liu et al. 2025,
+  as AdamW's, 0.2 in root mean square, so AdamW's rates and decay apply (Liu et al. 2025,
   https://arxiv.org/abs/2502.16982, equation 4).
   """
   axes = functools.partial(jax.tree.map, lambda _: optax.contrib.MuonDimensionNumbers(-2, -1))
@@ -97,7 +97,7 @@ def muon(
 
 
 def _hidden(name: str, x: jax.Array) -> bool:
-  """Whether it is a matrix between activations of a block, or such matrices of experts."""
+  """Return whether a parameter is a matrix between activations of a block, or such a matrix for each expert."""
   if "blocks/" not in name or "/position/" in name:
     return False
   return x.ndim == 2 or (x.ndim == 3 and name.rpartition("/")[2] in ("gate", "wi", "wo"))
@@ -137,7 +137,7 @@ OPTIMIZERS = {
 
 
 def bounded(optimizer: optax.GradientTransformation, most: dict[str, float]) -> optax.GradientTransformation:
-  """`optimizer`, whose updates take no entry of the parameters named in `most` beyond that value."""
+  """Bound `optimizer`: its updates take no entry of the parameters named in `most` beyond that value."""
 
   def update(updates, state, params, **_):
     return updates | {n: jnp.minimum(updates[n], most[n] - params[n]) for n in most if n in updates}, state
@@ -147,7 +147,7 @@ def bounded(optimizer: optax.GradientTransformation, most: dict[str, float]) -> 
 
 
 def _at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:
-  """Turns directions into updates, of the size that the schedule has at `step`."""
+  """Turn directions into updates, of the size that the schedule has at `step`."""
 
   def update(updates, state, params=None, *, step, **_):
     rate = -schedule(step)
@@ -161,7 +161,7 @@ def _matrices(params: Named):
 
 
 def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -> optax.GradientTransformation:
-  """`optimizer`, applied to each layer of stacked parameters separately.
+  """Apply `optimizer` to each layer of stacked parameters separately.
 
   Args:
     optimizer: a transformation of `{name: array}`.
@@ -194,7 +194,7 @@ def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -
 
 
 def _each_layer(update, grads: Named, state, params: Named):
-  """`update`, mapped over the leading axis of its arguments, but for counts, which all layers have in common.
+  """Map `update` over the leading axis of its arguments, except counts, which all layers share.
 
   A count of each layer would make an array of factors for each, which the partitioner moves between devices.
   """
@@ -206,7 +206,7 @@ def _each_layer(update, grads: Named, state, params: Named):
 
 
 def state_axes(opt_state, params: dict) -> object:
-  """Logical axes of every array of an optimizer state, from those of the parameter it belongs to.
+  """Return the logical axes of every array of an optimizer state, from the axes of its parameter.
 
   An array with the name and shape of a parameter is split like it. Adafactor's factored statistics lack one axis:
   `v_row` the largest, `v_col` the second largest (the last of equals), as optax chooses them; their other axes are
@@ -239,7 +239,7 @@ def state_axes(opt_state, params: dict) -> object:
 
 
 def to_named(opt_state) -> dict[str, Any]:
-  """The tensors of a state, abstract or not, by name.
+  """Return the tensors of a state, abstract or not, by name.
 
   Raises:
     TypeError: two tensors have the same name.
@@ -254,7 +254,7 @@ def to_named(opt_state) -> dict[str, Any]:
 
 
 def from_named(named: dict[str, Any], like):
-  """The inverse of `to_named`; `like` is an abstract state."""
+  """Invert `to_named`; `like` is an abstract state."""
   leaves = [
     named[name] if per_parameter or not leaf.ndim else _repeated(named[name], leaf)
     for name, per_parameter, leaf in _walk(like)
@@ -263,7 +263,7 @@ def from_named(named: dict[str, Any], like):
 
 
 def _walk(node, name: str = "") -> Iterator[tuple[str, bool, Any]]:
-  """(name, whether it belongs to one parameter, leaf), in the order of `jax.tree.leaves`."""
+  """Yield (name, whether it belongs to one parameter, leaf), in the order of `jax.tree.leaves`."""
   if hasattr(node, "_fields"):
     for field in node._fields:
       wraps = field in _WRAPPED
@@ -279,7 +279,7 @@ def _walk(node, name: str = "") -> Iterator[tuple[str, bool, Any]]:
 
 
 def _owner(state: str) -> str:
-  """`ScaleByAdamState` -> `adam`."""
+  """Name a state's owner: `ScaleByAdamState` -> `adam`."""
   if state in _OWNERS:
     return _OWNERS[state]
   bare = state.removeprefix("ScaleBy").removesuffix("State")
@@ -291,7 +291,7 @@ def _scalar_sharding(sharding):
 
 
 def _first(copies):
-  """The scalar of which `copies` holds one or more."""
+  """Return the scalar that every entry of `copies` holds."""
   if not copies.ndim:
     return copies
   sharding = _scalar_sharding(copies.sharding)

@@ -162,7 +162,7 @@ def _check_start(config: ConfigDict, vocabulary) -> None:
     saved = workdirs.read(config.init.workdir)
     if saved is None:
       raise UserError(f"config.init.workdir: {config.init.workdir} holds no run; restore it, its vocabulary is needed")
-    workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "that of the data")
+    workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "the data's")
 
 
 def _check_teacher(config: ConfigDict, vocabulary) -> None:

@@ -1,4 +1,4 @@
-"""Resolve a recipe: check every slot against what it names, and fill in every default.
+"""Resolve a recipe: check every slot against the function or class it names, and fill in every default.
 
 `resolve` opens no data and no weights. It reads at most the `config.json` of a run that the recipe names, and the
 vocabulary that sizes the token table.

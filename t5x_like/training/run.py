@@ -1,4 +1,4 @@
-"""A run: the state of training in a workdir, and what one iteration of the loop does with it."""
+"""A run: the state of training in a workdir, and the parts of one iteration of the loop."""
 
 import contextlib
 import dataclasses

@@ -14,7 +14,7 @@ def constant(*, learning_rate: NotNegative) -> Schedule:
 
 
 def rsqrt(*, learning_rate: NotNegative = 1.0, warmup_steps: Count = 10_000) -> Schedule:
-  """`learning_rate / sqrt(max(step, warmup_steps))`: constant, then inverse square root (Raffel et al. 2020, 3.1.2)."""
+  """Stay constant, then decay: `learning_rate / sqrt(max(step, warmup_steps))` (Raffel et al. 2020, 3.1.2)."""
   return lambda step: learning_rate / jnp.sqrt(jnp.maximum(step, warmup_steps))
 
 

@@ -16,7 +16,7 @@ from t5x_like.checkpoints.manifest import nest
 from t5x_like.errors import UserError, did_you_mean
 
 FOLDER = "best"
-_SMALLER = ("loss", "perplexity")  # endings of metrics of which less is better
+_SMALLER = ("loss", "perplexity")  # endings of metrics that should fall
 Rows = list[dict[str, Any]]
 
 
@@ -79,7 +79,7 @@ def check(config: ConfigDict, metrics: Collection[str] | None) -> None:
   if metrics is not None:
     _check_name(metric, metrics)
   if goal == "max" and metric.endswith(_SMALLER):
-    raise UserError(f"config.selection.goal: found 'max' of {metric}, of which less is better; set it to 'min'")
+    raise UserError(f"config.selection.goal: found 'max' for {metric}, which should fall; set it to 'min'")
 
 
 def _check_name(metric: str, metrics: Collection[str]) -> None:

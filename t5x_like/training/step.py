@@ -29,7 +29,7 @@ def make_step(
   guard: Guard = Guard(),  # noqa: B008 (frozen)
   trained: Collection[str] | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-  """Builds the function of one step, to be jitted with the state donated.
+  """Build the function of one step, to be jitted with the state donated.
 
   Args:
     model: the abstract model; parameters come from the state.
@@ -38,22 +38,22 @@ def make_step(
     seed: the dropout key of step n is `fold_in(key(seed), n)`, the same in a resumed run.
     accumulation_steps: the number of parts of the batch, run one after another.
     guard: which updates are refused, and whether those leave the state as it was.
-    trained: names of the parameters that are trained, of which alone there are gradients; None for all.
+    trained: names of the parameters that are trained and have gradients; None for all.
   Returns:
     `(state, batch) -> (state, metrics)`; metrics are float32 scalars: the means of the objective's sums (`loss`,
-    `accuracy`, …), and those of the update; `updates_refused` counts those up to and with this one, in a row.
+    `accuracy`, …), and of the update; `updates_refused` counts refused updates in a row, including this one.
   """
 
   def loss_sum(arrays, frozen, batch, key):
     return objective(params.with_arrays(model, frozen | arrays), batch, key)
 
   def whole(arrays, frozen, batch, key):
-    """(mean gradients, sums) of the whole batch: the division is folded into the backward pass."""
+    """Return (mean gradients, sums) of the whole batch: the division is folded into the backward pass."""
     _, backward, sums = jax.vjp(lambda arrays: loss_sum(arrays, frozen, batch, key), arrays, has_aux=True)
     return backward(1.0 / jnp.maximum(sums["weights"], 1.0))[0], sums
 
   def accumulated(arrays, frozen, batch, key):
-    """(mean gradients, sums): gradients of sums, added over the parts of the batch and divided once."""
+    """Return (mean gradients, sums): gradients of sums, added over the parts of the batch and divided once."""
     gradient = jax.grad(loss_sum, has_aux=True)
 
     def part(totals, indexed):
@@ -68,7 +68,7 @@ def make_step(
 
   gradients = whole if accumulation_steps == 1 else accumulated
 
-  # Adds what an objective must know of the whole batch before it is divided, such as how many rows are real.
+  # Adds facts about the whole batch, such as the number of real rows, before it is divided.
   prepare = getattr(objective, "prepare", lambda batch: batch)
 
   def step(state: TrainState, batch: Batch):
@@ -103,6 +103,6 @@ def make_step(
 
 
 def _split(x: jax.Array, parts: int, rules: Rules) -> jax.Array:
-  """[B, ...] -> [parts, B / parts, ...]; every device keeps the rows it already holds."""
+  """Reshape [B, ...] to [parts, B / parts, ...]; every device keeps the rows it already holds."""
   x = jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
   return jax.lax.with_sharding_constraint(x, rules.sharding((None, "batch")))

@@ -47,7 +47,7 @@ class Trained:
     return build.objective_of(self.config)
 
   def check(self, vocabulary=None) -> None:
-    """Check that the config's model, and a vocabulary, are those of training; raise UserError with the changed keys."""
+    """Check that the model, and a vocabulary, are unchanged since training; raise UserError with the changed keys."""
     now, then = {"model": self.config.model.to_dict()}, {"model": dict(self.identity["model"])}
     if vocabulary is not None:
       now["fingerprints"] = {"vocabulary": vocabulary.fingerprint}

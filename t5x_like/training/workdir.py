@@ -141,7 +141,7 @@ def vocabulary_print(saved: dict[str, Any]) -> str | None:
 
 
 def check_vocabulary(workdir, saved: dict[str, Any], vocabulary, named: str) -> None:
-  """Refuse a vocabulary, `named` for messages, other than that of the run in a workdir; raise UserError."""
+  """Raise UserError if a vocabulary, `named` for messages, differs from the vocabulary of the run in a workdir."""
   if vocabulary.fingerprint != vocabulary_print(saved):
     raise UserError(
       f"config.task.vocabulary: {named} is not the vocabulary that {workdir} was trained with; leave the key out, and"

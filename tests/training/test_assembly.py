@@ -59,12 +59,12 @@ MLM = '{"name": "mlm", "store": "builtin", "length": 32}'
     ),
     (
       [f"model={ENCODER}"],
-      r"encoder_decoder is for models with outputs for decoder_input_tokens, those of bert"
+      r"encoder_decoder needs a model with outputs for decoder_input_tokens, but bert's"
       r" are for encoder_input_tokens; choose another task$",
     ),
     (
       [f"model={DECODER}", f"task={CAUSAL}", "objective.name=dpo"],
-      r"dpo is for examples of several rows, those of task causal_lm have one row; choose .* objective decoder",
+      r"dpo needs examples of several rows, but task causal_lm makes one row for each; choose .* objective decoder",
     ),
     (
       [f"model={ENCODER}", f"task={MLM}", "objective.name=electra"],

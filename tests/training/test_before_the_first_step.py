@@ -78,7 +78,7 @@ def test_a_part_of_a_mixture_with_such_a_name(capsys, tmp_path):
   [
     ({"metric": "eval/builtin_span_corruption/los"}, "selection.metric: found .*did you mean 'eval/"),
     ({"metric": "train/loss"}, "selection.metric: found 'train/loss', expected one of eval/"),
-    ({"metric": "LABEL/loss"}, "selection.goal: found 'max' of eval/.*/loss, of which less is better"),
+    ({"metric": "LABEL/loss"}, "selection.goal: found 'max' for eval/.*/loss, which should fall"),
     ({"metric": "LABEL/accuracy", "patience": 0}, "selection.patience: found 0"),
     ({"metric": "LABEL/accuracy", "goal": "most"}, "selection.goal: found 'most'"),
   ],

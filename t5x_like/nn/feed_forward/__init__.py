@@ -50,7 +50,7 @@ class Experts:
   """A design's mixture of experts (`design.experts`).
 
   Attributes:
-    experts, top_k: number of experts, and of those that each token uses.
+    experts, top_k: number of experts, and number of experts that each token uses.
     normalise: whether a token's gates are scaled to sum to one (Mixtral) or remain probabilities (Switch); None is True
       if `top_k` is above 1. A single normalised gate would be the constant 1, without a gradient for the router.
     router: "softmax", or "noisy_top_k", which in training adds normal noise to the logits. A second kernel, initially

@@ -11,7 +11,7 @@ There are two ways to dispatch tokens to experts; they agree if no token is drop
   2021; the row is the group). First choices take slots before second choices, earlier tokens before later ones. A
   choice without a slot is dropped, and only the residual connection carries the token on. Padding takes no slot and
   gets zeros. A sort assigns slots and a gather moves tokens, O(T k log(T k)) and O(T k D); GShard's one-hot products
-  are quadratic in T. The FLOPs are `capacity_factor` times those of the chosen experts. While decoding, an expert has
+  are quadratic in T. The FLOPs are `capacity_factor` times the chosen experts' FLOPs. While decoding, an expert has
   a slot for every token of the row, so that outputs do not depend on the number of tokens per call.
 
 On a mesh whose axis `expert` is longer than 1, kernels stay in place: slots switch from a split over rows to a split

@@ -14,10 +14,10 @@ Named = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-  """What becomes of a model and its optimizer.
+  """The changes to a model and its optimizer.
 
   Attributes:
-    adapt: `(model, key) -> model`, of a model just made, with what is trained besides its parameters.
+    adapt: `(model, key) -> model`; adds parameters, such as adapters, to a model just made.
     rates: `(optimizer, named parameters) -> optimizer`.
     trained: the names of the parameters that are trained, of all.
   """
@@ -30,7 +30,7 @@ class Tuning:
 
 
 def only(optimizer: optax.GradientTransformation, trained: list[str]) -> optax.GradientTransformation:
-  """The optimizer of some parameters; it has no state for the others, and takes and gives updates of these alone."""
+  """Restrict an optimizer to some parameters; it has neither state nor updates for the others."""
 
   def of(named: Named) -> Named:
     return {name: named[name] for name in trained}

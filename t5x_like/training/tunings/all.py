@@ -1,4 +1,4 @@
-"""All parameters, at the schedule's rate."""
+"""Train all parameters, at the schedule's rate."""
 
 from t5x_like.training.tunings import Tuning
 

@@ -8,7 +8,7 @@ from t5x_like.training.tunings._scaled import scaled
 
 
 def make(*, rates: dict = {}) -> Tuning:  # noqa: B006 (never written to)
-  """Parts at rates of their own, as shares of the schedule's; what has a rate of 0 is not trained.
+  """Train parts at rates of their own, as shares of the schedule's; a rate of 0 freezes a part.
 
   Args:
     rates: pattern of parameters' names -> share, such as {"backbone/*": 0.1}; the last that fits has the say.

@@ -7,7 +7,7 @@ _HEADS = ("head/", "scores/")
 
 
 def make(*, also: tuple[str, ...] = ()) -> Tuning:
-  """The head alone, on frozen features, and the parameters whose names begin with one of `also`."""
+  """Train the head alone, on frozen features, and the parameters whose names begin with one of `also`."""
 
   def trained(named):
     found = [name for name in named if name.startswith((*_HEADS, *also))]

@@ -8,8 +8,8 @@ from t5x_like.training.tunings._scaled import scaled
 
 
 def make(*, rate: float = 0.9) -> Tuning:
-  """The rate of each layer is `rate` times that of the layer above it; heads have the schedule's, embeddings the lowest
-  (Clark et al. 2020, appendix A: 0.9 to 0.6)."""
+  """Multiply the learning rate by `rate` for each layer below the top; heads have the schedule's rate, embeddings the
+  lowest (Clark et al. 2020, appendix A: 0.9 to 0.6)."""
   if not 0 < rate <= 1:
     raise UserError(f"config.tuning.rate: found {rate}, expected above 0 and at most 1")
 

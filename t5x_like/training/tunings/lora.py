@@ -16,7 +16,7 @@ def make(
   targets: tuple[str, ...] = ("query", "value"),
   also: tuple[str, ...] = ("head/*/*", "scores/*"),
 ) -> Tuning:
-  """Adapters on frozen kernels (Hu et al. 2021); see `nn/lora.py`.
+  """Train adapters on frozen kernels (Hu et al. 2021); see `nn/lora.py`.
 
   Args:
     rank: of the adapters.
