@@ -1,4 +1,4 @@
-"""What the launchers share: the train command, a job's name, and commands that are printed, run and tried again."""
+"""The launchers' common parts: the train command, a job's name, and commands that are printed, run and tried again."""
 
 import argparse
 import hashlib
@@ -39,7 +39,7 @@ class Job:
 
 
 def parser(description: str, actions: Sequence[str]) -> Parser:
-  """The flags of all launchers."""
+  """Return the flags of all launchers."""
   made = Parser(description, opens_runs=False)
   made.add_argument("action", choices=actions)
   made.add_argument("--dry_run", action="store_true", help="print every command and file, run and write nothing")
@@ -49,7 +49,7 @@ def parser(description: str, actions: Sequence[str]) -> Parser:
 
 
 def parse(made: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
-  """The flags, and as `command` what stands after `--`: the train command.
+  """Parse the flags, and as `command` the words after `--`: the train command.
 
   Raises:
     UserError: a flag that cannot be, or a word of more than one line.
@@ -64,7 +64,7 @@ def parse(made: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def job(args: argparse.Namespace) -> Job:
-  """The job of the parsed flags.
+  """Return the job of the parsed flags.
 
   Raises:
     UserError: no train command or workdir, a name that platforms refuse, or a variable that is not set.
@@ -85,14 +85,14 @@ def job(args: argparse.Namespace) -> Job:
 
 
 def job_name(workdir: str) -> str:
-  """`gs://bucket/runs/T5 base` -> `t5-base-` and eight digits of a hash of the whole address."""
+  """Derive a job's name: `gs://bucket/runs/T5 base` -> `t5-base-` and eight digits of a hash of the whole address."""
   stem = re.sub(r"[^a-z0-9]+", "-", workdir.rstrip("/").rpartition("/")[2].lower()).strip("-")[:28].strip("-")
   stem = stem if stem[:1].isalpha() else f"run-{stem}".rstrip("-")
   return f"{stem}-{hashlib.sha256(workdir.rstrip('/').encode()).hexdigest()[:8]}"
 
 
 def remote(job: Job, what: str) -> str:
-  """The job's workdir, checked to be one that all hosts see.
+  """Return the job's workdir; refuse one that not all hosts see.
 
   Raises:
     UserError: a path of this machine.
@@ -103,7 +103,7 @@ def remote(job: Job, what: str) -> str:
 
 
 def without_secrets(job: Job) -> None:
-  """Refuses variables that are named like secrets, where they would be written into a manifest.
+  """Refuse variables that are named like secrets, where they would be written into a manifest.
 
   Raises:
     UserError: naming the variable.
@@ -131,7 +131,7 @@ def masked(text: str) -> str:
 
 
 def check_line(what: str, text: str) -> str:
-  """Returns a text that is one line, as every value in a script, a directive or a manifest has to be.
+  """Return `text` if it is one line, as every value in a script, a directive or a manifest has to be.
 
   Raises:
     UserError: it has a line break, NUL or another control character; `what` names it.
@@ -144,7 +144,7 @@ def check_line(what: str, text: str) -> str:
 
 
 def quoted(*words: str) -> str:
-  """Words as part of a line of a shell script, each of which the shell takes as it is.
+  """Quote words for a line of a shell script.
 
   Raises:
     UserError: as `check_line`.
@@ -153,7 +153,7 @@ def quoted(*words: str) -> str:
 
 
 def exports(environment: dict[str, str]) -> list[str]:
-  """A line of shell script for each variable."""
+  """Return a line of shell script for each variable."""
   return [f"export {name}={quoted(check_line(f'--env={name}', value))}" for name, value in environment.items()]
 
 
@@ -197,7 +197,7 @@ def installation(extras: str, project: str, venv: str) -> str:
 
 
 def preflight(job: Job) -> str:
-  """The check before a job, as a part of a line of shell script."""
+  """Return the check before a job, as a part of a line of shell script."""
   return quoted("python", "-m", "launch.preflight", f"--workdir={job.workdir}")
 
 
@@ -209,7 +209,7 @@ class Shell:
   sleep: Callable[[float], None] = time.sleep
 
   def run(self, command: Sequence[str], text: str | None = None, asks: bool = False) -> subprocess.CompletedProcess:
-    """Runs a command to its end, with `text` on its standard input.
+    """Run a command to its end, with `text` on its standard input.
 
     Args:
       asks: only asks for a state, so it is not printed unless nothing is run.
@@ -226,12 +226,12 @@ class Shell:
       raise UserError(f"{command[0]}: not installed, or not on the PATH; this launcher needs it") from None
 
   def stream(self, command: Sequence[str]) -> int:
-    """Runs a command whose output is the user's; returns its exit code."""
+    """Run a command whose output is the user's; return its exit code."""
     print("$", masked(quoted(*command)), flush=True)
     return 0 if self.dry_run else subprocess.run(command, stdin=subprocess.DEVNULL).returncode
 
   def write(self, path: pathlib.Path, text: str) -> None:
-    """Writes a file that only its owner can read; with `dry_run` it is printed."""
+    """Write a file that only its owner can read; with `dry_run`, print it."""
     if self.dry_run:
       print(f"# {path.name}\n{masked(text)}", end="" if text.endswith("\n") else "\n", flush=True)
       return
@@ -249,7 +249,7 @@ def last_line(text: str) -> str:
 
 
 def class_of(codes: Sequence[int]) -> int:
-  """One exit code of the processes of a job: a cause before its consequences (docs/reference/exit-codes.md)."""
+  """Choose one exit code of the processes of a job: a cause before its consequences (docs/reference/exit-codes.md)."""
   rank = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
   bad = [code for code in codes if code]
   return min(bad, key=lambda code: rank.get(code, 1)) if bad else 0

@@ -31,7 +31,7 @@ _ONE_SLICE_A_POOL = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.googl
 
 
 def manifest(job: Job, args) -> dict:
-  """The JobSet (jobset.x-k8s.io/v1alpha2): a job for each slice, a pod for each of its hosts."""
+  """Return the JobSet (jobset.x-k8s.io/v1alpha2): a job for each slice, a pod for each of its hosts."""
   hosts, devices, selector = _gpus(args) if _is_gpu(args) else _tpus(args)
   command = f"{commands.preflight(job)} && exec {commands.quoted(*job.command)}"
   if _is_gpu(args):  # jax finds the hosts of a TPU slice by itself
@@ -115,7 +115,7 @@ def _labels(labels: dict[str, str]) -> dict[str, str]:
 
 
 def _literal(text: str) -> str:
-  """A text in which Kubernetes puts no variables for `$(NAME)`, which it would do before any shell sees the quotes."""
+  """Escape `$(NAME)`, which Kubernetes would replace by a variable before any shell sees the quotes."""
   return text.replace("$", "$$")
 
 

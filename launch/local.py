@@ -64,7 +64,7 @@ class Launcher:
     processes: number of processes.
     devices_per_process: simulated CPU devices of each.
     port: of the coordinator; None for a free one in every attempt.
-    grace_seconds: between SIGTERM and SIGKILL when stopping what is left of a failed attempt.
+    grace_seconds: between SIGTERM and SIGKILL when stopping the rest of a failed attempt.
   """
 
   command: list[str]
@@ -76,7 +76,7 @@ class Launcher:
   _signals: list[int] = field(default_factory=list)
 
   def run(self, restarts: int) -> int:
-    """Runs until all processes succeed, the user must act, or the restarts are used up; returns the exit code."""
+    """Run until all processes succeed, the user must act, or the restarts are used up; return the exit code."""
     previous = {number: signal.signal(number, self._forward) for number in (signal.SIGTERM, signal.SIGINT)}
     failures = 0
     try:
@@ -108,7 +108,7 @@ class Launcher:
         signal.signal(number, handler)
 
   def _wait(self, seconds: float) -> None:
-    """Waits, unless asked to stop meanwhile: the next attempt then passes the signal on at once."""
+    """Wait, unless asked to stop meanwhile; the next attempt then passes the signal on at once."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not self._signals:
       time.sleep(0.05)
@@ -141,7 +141,7 @@ class Launcher:
     return attempt
 
   def _watch(self) -> Attempt:
-    """Waits for all, or for the first that fails; then the others get SIGTERM and, after the grace period, SIGKILL."""
+    """Wait for all, or for the first that fails; then send the others SIGTERM and, after the grace period, SIGKILL."""
     first_bad, deadline = None, float("inf")
     while any(child.poll() is None for child in self._children):
       if first_bad is None:
@@ -160,7 +160,7 @@ class Launcher:
     return Attempt([child.returncode for child in self._children], first_bad)
 
   def _first_bad(self) -> int | None:
-    """The process whose failure to report: one that failed by itself comes before those that failed with it."""
+    """Return the process whose failure to report: one that failed by itself comes before those that failed with it."""
     bad = [index for index, child in enumerate(self._children) if child.poll() not in (None, 0)]
     rank = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
     return min(bad, key=lambda index: (rank.get(self._children[index].returncode, 1), index), default=None)
@@ -182,7 +182,7 @@ class Launcher:
 
 
 def _environment(base, index: int, processes: int, devices: int, port: int) -> dict[str, str]:
-  """The environment of one process: CPU only, its own devices, its place in the job."""
+  """Return the environment of one process: CPU only, its own devices, its place in the job."""
   env = {k: v for k, v in base.items() if k not in _FOREIGN}
   flags = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", ""))
   return env | {
@@ -240,7 +240,7 @@ def main(argv: list[str] | None = None) -> int:
   args = parser.parse_args(argv)
   command = args.command[1:] if args.command[:1] == ["--"] else args.command
   if any("\0" in word for word in command):
-    raise UserError("the command: found NUL in a word of it, which no program can be given; leave it out")
+    raise UserError("the command: found NUL in a word, which no program can take; leave it out")
   if not command:
     raise UserError("no command; give it after --, for example: -- python -m t5x_like.train --config=… --workdir=…")
   for name, least in (("processes", 1), ("devices_per_process", 1), ("restarts", 0), ("grace_seconds", 0)):

@@ -26,7 +26,7 @@ _LINK_BYTES = 2**26  # of the all-reduce, a device
 
 
 def check_devices() -> str:
-  """Every device of this host computes what it should.
+  """Check that every device of this host computes correctly.
 
   Raises:
     TransientError: naming the device.
@@ -44,7 +44,7 @@ def check_devices() -> str:
 
 
 def check_links(devices: int | None) -> str:
-  """All devices add up their numbers; returns the rate of a large all-reduce.
+  """Check that all devices add up their numbers; return the rate of a large all-reduce.
 
   Raises:
     UserError: there are not as many devices as expected.
@@ -77,7 +77,7 @@ def check_links(devices: int | None) -> str:
 
 
 def check_workdir(workdir: str) -> str:
-  """A file of this host is written, read and removed there.
+  """Write, read and remove a file of this host there.
 
   Raises:
     UserError, TransientError: it cannot be.
@@ -99,9 +99,10 @@ def check_workdir(workdir: str) -> str:
 
 
 def check_disk(gigabytes: float) -> str:
-  """
+  """Check the room on the disk of temporary files.
+
   Raises:
-    UserError: the disk of temporary files has less room.
+    UserError: it has less room.
   """
   folder = tempfile.gettempdir()
   free = shutil.disk_usage(folder).free / 1e9
@@ -119,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--devices", type=int, help="how many there should be in all")
   parser.add_argument("--free_gigabytes", type=float, default=5, help="on the local disk (default: 5)")
   args = parser.parse_args(argv)
-  # Each process finds what is wrong with its own host before it waits for the others.
+  # Each process checks its own host before it waits for the others.
   found = [check_disk(args.free_gigabytes), check_workdir(args.workdir)]
 
   from t5x_like.runtime import process

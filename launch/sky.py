@@ -25,7 +25,7 @@ _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 def task(job: Job, args) -> dict:
-  """SkyPilot's task; JSON is YAML."""
+  """Return SkyPilot's task, as JSON, which is YAML too."""
   extras = commands.extras(job, "tpu" if args.accelerators.startswith("tpu") else "cuda12")
   tpu = {"accelerator_args": {"runtime_version": args.runtime_version}} if args.runtime_version else {}
   recovery = {
@@ -54,7 +54,7 @@ def task(job: Job, args) -> dict:
 
 
 def state(name: str, shell: Shell) -> str | None:
-  """Of the newest managed job of this name, such as RUNNING."""
+  """Return the state of the newest managed job of this name, such as RUNNING."""
   done = shell.run(["sky", "jobs", "queue", "--output=json"], asks=True)
   if done.returncode:
     raise _failure("jobs queue", done.stderr)

@@ -26,7 +26,7 @@ _STOP = "slurm.stop"  # in the workdir: a job that ends is not put back into the
 
 
 def script(job: Job, args, log: str) -> str:
-  """The batch script. Within it `srun` runs the command once for each task, which find each other through SLURM."""
+  """Return the batch script; its `srun` runs the command once for each task. Tasks find each other through SLURM."""
   options = {
     "job-name": job.name,
     "nodes": args.nodes,
@@ -60,7 +60,7 @@ def script(job: Job, args, log: str) -> str:
 
 
 def _directive(option: str) -> str:
-  """A line of the script that sbatch reads by its own rules, in which a backslash counts inside of quotes too.
+  """Return a line that sbatch reads by its own rules, where a backslash counts inside of quotes too.
 
   Raises:
     UserError: an option that these rules cannot carry.
@@ -73,7 +73,7 @@ def _directive(option: str) -> str:
 
 
 def queued(name: str, shell: Shell) -> list[tuple[str, str]]:
-  """(number, state) of the jobs of this name that have not ended."""
+  """Return (number, state) of the jobs of this name that have not ended."""
   done = shell.run(["squeue", "--me", f"--name={name}", "--noheader", "--format=%i %T"], asks=True)
   if done.returncode:
     raise _failure("squeue", done.stderr)

@@ -5,7 +5,7 @@
     python -m t5x_like.train --config=configs/llama/8b.py --workdir=gs://bucket/llama
 
 `start` asks for the slice, waits for it, copies this project to every host, checks devices, links and bucket
-(launch/preflight.py), starts the command on all hosts and watches it. What is there already is used, so the same
+(launch/preflight.py), starts the command on all hosts and watches it. Existing resources are used, so the same
 command again goes on: after ^C, after a crash of this machine, after a preemption. A slice that is taken away is asked
 for again; a run that fails is started again up to `--restarts` times, unless its exit code says that this is of no use
 (docs/reference/exit-codes.md). `status`, `logs` and `stop` (which lets the run save) take the same flags; `delete`
@@ -84,7 +84,7 @@ class Slices:
     return self.shell.run(["gcloud", "compute", "tpus", *words, *place, "--quiet"], asks=asks)
 
   def state(self) -> str | None:
-    """Of the queued resource, such as ACTIVE; None if there is none."""
+    """Return the state of the queued resource, such as ACTIVE; None if there is none."""
     done = self.gcloud("queued-resources", "describe", self.name, "--format=json", asks=True)
     if done.returncode:
       if "NOT_FOUND" in done.stderr or "not found" in done.stderr:
@@ -93,7 +93,7 @@ class Slices:
     return json.loads(done.stdout or "{}").get("state", {}).get("state", "ACTIVE" if self.shell.dry_run else "UNKNOWN")
 
   def ensure(self) -> None:
-    """Asks for the slices unless they are there, and waits for them; replaces those that were taken away."""
+    """Ask for the slices unless they are there, and wait for them; replace those that were taken away."""
     if self.shell.dry_run:
       self.state()
       return self._create()
@@ -128,7 +128,7 @@ class Slices:
       raise _failure("delete", done.stderr)
 
   def hosts(self) -> list[tuple[str, int]]:
-    """(TPU VM, number of the worker) of every host."""
+    """Return (TPU VM, number of the worker) of every host."""
     found = []
     for node in self.nodes:
       done = self.gcloud("tpu-vm", "describe", node, "--format=json", asks=True)
@@ -140,10 +140,10 @@ class Slices:
     return found
 
   def ssh(self, hosts: list[tuple[str, int]], command: str, tries: int = 4) -> dict[tuple[str, int], str]:
-    """What each host answers; hosts that cannot be reached are tried again, the others are not.
+    """Run a command on each host and return the answers; only hosts out of reach are tried again.
 
     Raises:
-      TransientError: naming a host that failed, and what it said.
+      TransientError: names a host that failed, with its message.
     """
     return self._each(hosts, tries, lambda node, worker: ("ssh", node, f"--worker={worker}", f"--command={command}"))
 
@@ -186,7 +186,7 @@ def hosts_of(accelerator_type: str) -> int:
 
 
 def install(slices: Slices, job: Job) -> None:
-  """Puts the project and the job's scripts on every host; hosts that have them are left alone."""
+  """Put the project and the job's scripts on every host that lacks them."""
   hosts, folder = slices.hosts(), f"jobs/{job.name}"
   package = _package()
   with tempfile.TemporaryDirectory() as scratch:
@@ -203,7 +203,7 @@ def install(slices: Slices, job: Job) -> None:
 
 
 def _script(job: Job) -> str:
-  """Runs on each host: the check before, the command, and its exit code into a file."""
+  """Return the script of each host: the check before, the command, and its exit code into a file."""
   lines = [
     "#!/bin/bash",
     'jobs="$(cd "$(dirname "$0")" && pwd)"',
@@ -218,7 +218,7 @@ def _script(job: Job) -> str:
 
 
 def _package() -> bytes:
-  """The project as a tar.gz."""
+  """Return the project as a tar.gz."""
   held = io.BytesIO()
   with tarfile.open(fileobj=held, mode="w:gz") as tar:
     for pattern in _SHIPPED:
@@ -228,7 +228,7 @@ def _package() -> bytes:
 
 
 def train(slices: Slices, job: Job) -> int:
-  """Starts the job on all hosts and watches it to its end; returns its exit code."""
+  """Start the job on all hosts and watch it to its end; return its exit code."""
   hosts, control = slices.hosts(), f"bash jobs/{job.name}/control.sh"
   slices.ssh(hosts, f"{control} start")
   say(f"{job.name} runs on {len(hosts)} hosts; ^C leaves it running")
@@ -252,13 +252,13 @@ def train(slices: Slices, job: Job) -> int:
 
 
 def _code(state: str) -> int | None:
-  """`exit 75` -> 75, `running` -> None; a process that vanished is a fault of its host."""
+  """Parse a host's state: `exit 75` -> 75, `running` -> None; a process that vanished is a fault of its host."""
   word, _, code = state.splitlines()[-1].partition(" ") if state else ("lost", "", "")
   return int(code) if word == "exit" else None if word == "running" else EXIT_TRANSIENT
 
 
 def start(slices: Slices, job: Job, restarts: int) -> int:
-  """Trains to the end, through preemptions and up to `restarts` failures; returns the exit code."""
+  """Train to the end, through preemptions and up to `restarts` failures; return the exit code."""
   failures = preemptions = 0
   while True:
     slices.ensure()
@@ -288,7 +288,7 @@ def _no_capacity(text: str) -> bool:
 
 
 def _failure(what: str, text: str) -> Exception:
-  """The class of an error of gcloud."""
+  """Return the class of an error of gcloud."""
   said, low = last_line(text), text.lower()
   if "quota" in low:
     return UserError(f"gcloud {what}: {said}; ask for more quota, or give another --zone or --accelerator_type")

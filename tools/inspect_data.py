@@ -4,7 +4,7 @@ Example:
   python -m tools.inspect_data --config=configs/t5/base.py:debug
   python -m tools.inspect_data --config=configs/bert/base.py --config.task.store=data/corpus --step=9 --html=seen.html
 
-The rows are those of the global batch at --step, so --step=9 shows what step 9 trains on. Colours are segments; padding
+The rows come from the global batch at --step, so --step=9 shows the examples of step 9. Colours are segments; padding
 and positions without weight are grey, special ids bold, targets without weight a dot. What `task.preprocessors`
 change is also shown as it was before them.
 """
@@ -88,7 +88,7 @@ class Shown:
 
 
 def describe(example: dict[str, np.ndarray], vocabulary: Vocabulary) -> list[Shown]:
-  """One example for display: token features first, with their weights and segments."""
+  """Describe one example for display: token features first, with their weights and segments."""
   shown = []
   for name in sorted(example, key=lambda name: (not name.removesuffix(_BEFORE).endswith(_TOKENS), name)):
     value = np.asarray(example[name])
@@ -133,7 +133,7 @@ def _cells(name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabul
 
 
 def visible(piece: str) -> str:
-  """A piece with unprintable and bidirectional control characters escaped."""
+  """Return a piece with unprintable and bidirectional control characters escaped."""
   return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece)
 
 
@@ -158,7 +158,7 @@ def to_html(examples: list[list[Shown]], title: str, facts: str) -> str:
 
 
 def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[list[Shown]], str]:
-  """The first rows of the batch at a step, and a line about the task."""
+  """Return the first rows of the batch at a step, and a line about the task."""
   from t5x_like.data import task as task_lib
   from t5x_like.training import phases
 
@@ -183,7 +183,7 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
 
 
 def without_preprocessors(config: Any) -> Any | None:
-  """The config without preprocessors of the user's own; None if it has none."""
+  """Return the config without preprocessors of the user's own; None if it has none."""
   values, found = json.loads(json.dumps(config.to_dict())), []
 
   def drop(node: Any) -> None:

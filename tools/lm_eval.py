@@ -1,7 +1,7 @@
 """Runs EleutherAI's lm_eval on a model of ours: python -m tools.lm_eval --workdir=runs/gpt2 --tasks=lambada_openai,piqa
 
 Needs lm_eval: pip install 't5x-like[eval]'. The model is a run's or a Hugging Face directory's.
-Tasks are lm_eval's, and those of --include_path; results are printed as its table and written as JSON. From Python:
+Tasks come from lm_eval and from --include_path; results are printed as its table and written as JSON. From Python:
 `lm_eval.simple_evaluate(model=tools.lm_eval.Model(WORKDIR), …)`.
 """
 
@@ -22,7 +22,7 @@ _ROWS = 64  # in a batch
 
 @functools.cache
 def model_class() -> type:
-  """lm_eval's base class, with our models behind it.
+  """Make lm_eval's model class, with our models behind it.
 
   Raises:
     UserError: lm_eval is not installed.
@@ -34,12 +34,12 @@ def model_class() -> type:
     raise UserError("lm_eval: not installed; pip install 't5x-like[eval]'") from None
 
   class Model(TemplateLM):
-    """A trained model, ours or a published one, driven as lm_eval's own Hugging Face backend drives those.
+    """A trained model, ours or a published one, driven like the models of lm_eval's own Hugging Face backend.
 
     Args:
       workdir: of a run, or a Hugging Face directory.
       batch_size: rows in a batch.
-      longest: the most tokens of a text; None is what the model was made or trained for.
+      longest: the most tokens of a text; None for the length that the model was made or trained for.
       start: whether every context begins with the start token, as our documents do; otherwise only what the tokenizer
         of published weights adds by itself stands around a context, and the start token in an empty one.
     """
@@ -101,7 +101,7 @@ def model_class() -> type:
 
 
 def _cut(text: str, stops: list[str]) -> str:
-  """The text up to the first of the stops."""
+  """Return the text up to the first of the stops."""
   for stop in filter(None, stops):
     text = text.split(stop)[0]
   return text

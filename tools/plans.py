@@ -89,7 +89,7 @@ Commands at the end that have no line in the table are still to be run.
 
 
 def page(plans: dict[str, dict[str, Any]]) -> str:
-  """The page in Markdown."""
+  """Return the page in Markdown."""
   rows = [
     "| plan | mesh | rows | GB of HBM | temporaries GB | sent GB (least) | seconds, MFU | compiling |",
     "|---" * 8 + "|",

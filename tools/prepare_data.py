@@ -170,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     default=PART_BYTES,
     help="bytes of source files in a part, which one worker makes (default: %(default)s)",
   )
-  verify = "full reads the finished store again and compares its checksums with those of what was written"
+  verify = "full reads the finished store again and compares its checksums with the written data"
   parser.add_argument("--verify", choices=("size", "full"), default="size", help=f"{verify} (default: %(default)s)")
   return parser
 

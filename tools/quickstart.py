@@ -94,7 +94,7 @@ def _completed(workdir: str) -> list[str]:
 
 
 def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, usual: int) -> dict[str, Any]:
-  """What `comparison.compared` found of the model with and without pretraining."""
+  """Compare the model with and without pretraining; return the result of `comparison.compared`."""
   steps = max(2, _TUNING_STEPS * pretraining // usual)
   values = _TUNING | {
     "schedule.warmup_steps": steps // 10,
@@ -119,7 +119,7 @@ def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, usual: int) -
 
 
 def _closing(workdir: str, train: list[str], table: dict[str, Any], sentences: list[str], seconds: float) -> None:
-  """Prints the results, and commands to continue with."""
+  """Print the results, and commands to continue with."""
   evals = [row for row in read_metrics(workdir) if any(name.startswith("eval/") for name in row)]
   figures = {name.rpartition("/")[2]: value for name, value in evals[-1].items() if name != "step"}
   step = evals[-1]["step"]

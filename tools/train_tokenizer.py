@@ -24,7 +24,7 @@ def train(
   lowercase: bool = False,
   character_coverage: float = 0.9995,
 ) -> TokenizerVocabulary:
-  """Trains a vocabulary, deterministically.
+  """Train a vocabulary, deterministically.
 
   Args:
     lines: UTF-8 text.
@@ -81,7 +81,7 @@ def train(
 
 
 def _alphabet(texts: Iterable[str], coverage: float) -> list[str]:
-  """The most frequent characters that together cover a share `coverage` of the texts without spaces, sorted."""
+  """Return the most frequent characters that together cover a share `coverage` of the texts without spaces, sorted."""
   counts: Counter[str] = Counter()
   for text in texts:
     counts.update(text)

@@ -19,12 +19,12 @@ _SUBJECTS = {
   "data": "the input pipeline, from the token store to host batches",
   "images": "images through the input pipeline, against decoding alone",
   "store": "a token store of any size, by default a simulated one of 10^12 tokens",
-  "permutation": "the order of an epoch: how random it is and what it costs",
+  "permutation": "the order of an epoch: its randomness and cost",
   "step": "the train step, against the machine's own matrix multiplication",
   "decode": "greedy decoding, against PyTorch where it is installed",
   "memory": "a step with its loss in chunks, and with all logits",
   "marks": "the steps whose speed other systems publish, in a table, with profiles",
-  "loop": "what the loop costs beside its steps, and a save",
+  "loop": "cost of the loop beside its steps, and of a save",
   "resume": "from the start of the command to the next step, and a run killed again and again",
 }
 
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int | None:
   subject = None
   for name, words in _SUBJECTS.items():
     subparser = subparsers.add_parser(name, help=words, description=words)
-    if argv[:1] == [name]:  # import only what is measured
+    if argv[:1] == [name]:  # import only the benchmark that runs
       subject = importlib.import_module(f"{__package__}.{name}")
       subject.add_arguments(subparser)
   return subject.main(parser.parse_args(argv)) if subject else parser.parse_args(argv) and None

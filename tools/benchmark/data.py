@@ -65,7 +65,7 @@ _PERIOD = 1_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Declares the command's flags."""
+  """Declare the command's flags."""
   parser.add_argument(
     "--objective",
     default="span_corruption",
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measures and prints; raises UserError for a store that cannot be used."""
+  """Measure and print; raise UserError for a store that cannot be used."""
   if min(args.steps, args.repeats, args.tokens) < 1:
     raise UserError("--steps, --repeats and --tokens: expected at least 1 each")
   with tempfile.TemporaryDirectory() as directory:
@@ -122,7 +122,7 @@ def _changes(arguments: list[str]) -> dict[str, Any]:
 
 
 def _raw_tokens(args: argparse.Namespace, store: str, built: task.Task) -> float:
-  """Tokens of the store that an example reads, counted from a task's windows, which are adjacent."""
+  """Count the store's tokens that an example reads, from a task's adjacent windows."""
   tokens = TokenStore.open(os.path.join(store, args.split), verify="size")
   return round(tokens.num_tokens / built.num_examples)
 
@@ -207,7 +207,7 @@ def _measure(
 
 
 def _measure_mixture(args: argparse.Namespace, store: str) -> None:
-  """Measures every part alone, then the mixture, next to the rate of parts that alternate at no cost."""
+  """Measure every part alone, then the mixture, next to the rate of parts that alternate at no cost."""
   begin = time.perf_counter()
   parts = {
     label: task.build(name, args.split, store=store, **arguments | _changes(args.argument))

@@ -16,7 +16,7 @@ from t5x_like.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Declares the command's flags."""
+  """Declare the command's flags."""
   parser.add_argument("--config", default="configs/t5/base.py:small", help="a recipe (default: %(default)s)")
   parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
   parser.add_argument("--batch", type=int, default=8, help="texts in a batch (default: %(default)s)")
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measures and prints; raises UserError for a recipe whose model generates nothing."""
+  """Measure and print; raise UserError for a recipe whose model generates nothing."""
   if min(args.batch, args.inputs, args.new, args.repeats) < 1:
     raise UserError("--batch, --inputs, --new, --repeats: expected at least 1 each")
   torch_too = all(map(util.find_spec, ("torch", "transformers")))
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> None:
       f" transformers' generate on the same weights, its attention left to its choice, {threads} threads both.",
       flush=True,
     )
-    found = {name: run() for name, run in runs.items()}  # what is compiled or allocated the first time
+    found = {name: run() for name, run in runs.items()}  # the first call compiles and allocates
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     busy: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(args.repeats):
@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _ratios(times: dict[str, float]) -> dict[str, float]:
-  """How many times as fast ours is in each dtype as PyTorch in each."""
+  """Return the factors by which ours is faster than PyTorch, for each pair of dtypes."""
   ours, theirs = (
     {name.split()[1]: t for name, t in times.items() if name.startswith(kind)} for kind in ("t5x_like", "pytorch")
   )
@@ -99,7 +99,7 @@ def _ratios(times: dict[str, float]) -> dict[str, float]:
 
 
 def _ours(config, args: argparse.Namespace, folder: str | None) -> tuple[Callable[[], np.ndarray], np.ndarray]:
-  """Our greedy decoding of a batch and that batch's tokens; the weights are also saved into the folder."""
+  """Return our greedy decoding of a batch, and the batch's tokens; save the weights into the folder."""
   import jax
 
   from t5x_like.decoding.generate import greedy

@@ -1,4 +1,4 @@
-"""`python -m tools.benchmark images`: images a second through the input pipeline, beside what decoding alone allows."""
+"""`python -m tools.benchmark images`: images a second through the input pipeline, beside the rate of decoding alone."""
 
 import argparse
 import concurrent.futures
@@ -26,7 +26,7 @@ _AUGMENTATIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Declares the command's flags."""
+  """Declare the command's flags."""
   parser.add_argument("--source", help="of images, such as folders:train=DIR (default: smooth JPEGs of 500 x 375)")
   parser.add_argument("--split", default="train")
   parser.add_argument("--images", type=int, default=512, help="how many images are made (default: 512)")
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measures and prints; raises UserError for a source that cannot be used."""
+  """Measure and print; raise UserError for a source that cannot be used."""
   if min(args.images, args.resolution, args.batch_size, args.steps, args.repeats) < 1:
     raise UserError("--images, --resolution, --batch_size, --steps and --repeats: expected at least 1 each")
   with tempfile.TemporaryDirectory() as directory:
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _made(folder: pathlib.Path, number: int) -> str:
-  """A folder of smooth random JPEGs, whose bytes per pixel are about those of photographs."""
+  """Return a folder of smooth random JPEGs, with about as many bytes per pixel as photographs."""
   from PIL import Image
 
   (folder / "pictures" / "a").mkdir(parents=True)
@@ -98,7 +98,7 @@ def _made(folder: pathlib.Path, number: int) -> str:
 
 
 def _decoded(encoded: np.ndarray, batch_size: int):
-  """Batches of nothing: as many images as a batch has are decoded for each."""
+  """Yield empty batches after decoding as many images as a batch has."""
   data = tf.data.Dataset.from_tensor_slices(tf.constant(encoded.tolist())).repeat().shuffle(256, seed=0)
   data = data.map(lambda one: tf.shape(tf.io.decode_image(one, 3, expand_animations=False))[0], tf.data.AUTOTUNE)
   return iter(data.batch(batch_size).prefetch(tf.data.AUTOTUNE))

@@ -1,4 +1,4 @@
-"""`python -m tools.benchmark loop`: what the training loop costs beside its steps, and how long a save holds it up."""
+"""`python -m tools.benchmark loop`: cost of the training loop beside its steps, and delay by a save."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from t5x_like.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Declares the command's flags."""
+  """Declare the command's flags."""
   parser.add_argument("--config", default="configs/t5/quickstart.py", help="a recipe (default: %(default)s)")
   parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
   parser.add_argument("--steps", type=int, default=60, help="steps to time (default: %(default)s)")
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measures and prints; raises UserError for a recipe that cannot be used."""
+  """Measure and print; raise UserError for a recipe that cannot be used."""
   if args.saves < 1 or args.steps < 2 * args.saves:
     raise UserError("--steps, --saves: expected at least one save, and two steps for each")
   recipe = recipes.load(args.config, [*args.set, f"total_steps={args.steps + 5}", "log_every=1"])

@@ -12,7 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.files.places import directory
 
 _SHORT = ["--batch=2", "--steps=2", "--warmup=1"]
-# Name: recipe and sizes, the same made small enough for a CPU, and what is published.
+# Name: recipe and sizes, the same made small enough for a CPU, and the published figure.
 _MARKS: dict[str, tuple[list[str], list[str], str]] = {
   "decoder of 1.3 B, 2,048": (
     ["--config=configs/gpt/gpt2_124m.py", "--set=model.variant=gpt3-xl", "--length=2048", "--batch=16"],
@@ -38,7 +38,7 @@ _MARKS: dict[str, tuple[list[str], list[str], str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Declares the command's flags."""
+  """Declare the command's flags."""
   parser.add_argument("--only", metavar="TEXT", help="the marks with this in their name")
   parser.add_argument("--small", action="store_true", help="tiny models, to try the command on a CPU")
   parser.add_argument("--steps", type=int, default=20, help="steps to time (default: %(default)s)")
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measures each in a process of its own and prints a table; raises UserError if none is measured."""
+  """Measure each in a process of its own and print a table; raise UserError if none is measured."""
   chosen = {name: mark for name, mark in _MARKS.items() if not args.only or args.only.lower() in name.lower()}
   if not chosen:
     raise UserError(f"--only={args.only}: no mark has this in its name; there are {', '.join(_MARKS)}")
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _measure(name: str, words: list[str], folder: pathlib.Path) -> dict | None:
-  """The figures that the benchmark of a step prints last; None if it failed, after its output."""
+  """Return the figures that the benchmark of a step prints last; None if it failed, after its output."""
   command = [sys.executable, "-m", __package__, "step", *words, f"--profile={folder}"]
   print(f"\n=== {name}\n$ python {' '.join(command[1:])}", flush=True)
   with tempfile.TemporaryFile("w+") as err:

@@ -1,4 +1,4 @@
-"""`python -m tools.benchmark memory`: what a step needs with its loss in chunks, and with an array of all logits."""
+"""`python -m tools.benchmark memory`: memory of a step with its loss in chunks, and with an array of all logits."""
 
 import argparse
 import dataclasses
@@ -11,7 +11,7 @@ _OVERRIDES = ("model.layers=scan", "model.remat=full", "model.dropout=0.0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Declares the command's flags."""
+  """Declare the command's flags."""
   parser.add_argument("--config", default="configs/t5/base.py:small", help="a recipe (default: %(default)s)")
   parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
   parser.add_argument("--batch", type=int, default=32, help="examples in a step (default: %(default)s)")
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Delegate:
-  """Has whatever `of` has."""
+  """Pass every attribute on to `of`."""
 
   def __init__(self, of):
     self._of = of
@@ -47,7 +47,7 @@ class _OfAllLogits(_Delegate):
 
 
 def main(args: argparse.Namespace) -> None:
-  """Compiles, prints a table and the figures; raises UserError for a recipe that cannot be used."""
+  """Compile, and print a table and the figures; raise UserError for a recipe that cannot be used."""
   if min(args.batch, *args.vocabularies) < 1:
     raise UserError("--batch, --vocabularies: expected at least 1 each")
   print(
@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _compiled(args: argparse.Namespace, vocab: int) -> tuple[float, float, float]:
-  """Gigabytes of temporaries with chunks and with all logits, and of one float32 array of the latter."""
+  """Return gigabytes of temporaries with chunks and with all logits, and of one float32 array of all logits."""
   import jax
 
   from t5x_like.planning import steps

@@ -21,13 +21,13 @@ _REPEATS = 9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Declares the command's flags."""
+  """Declare the command's flags."""
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--tensorflow_rounds", type=int, default=4, help="rounds of TensorFlow's cipher (default: 4)")
 
 
 def main(args: argparse.Namespace) -> None:
-  """Prints the results as two Markdown tables and as JSON."""
+  """Print the results as two Markdown tables and as JSON."""
 
   def tensorflows(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
     last_B = tf.fill(tf.shape(index_B), np.int64(size - 1))
@@ -67,7 +67,7 @@ def _scores(permute: randomness.Permute, seed: int) -> dict[int, dict[str, float
 
 
 def _table(title: str, rows: dict[str, dict[str, str]]) -> None:
-  """Prints Markdown; `rows` holds the cells of each row by column."""
+  """Print Markdown; `rows` holds the cells of each row by column."""
   columns = list(dict.fromkeys(column for row in rows.values() for column in row))
   print(f"\n| {' | '.join([title, *columns])} |\n|{'---|' * (len(columns) + 1)}")
   for name, row in rows.items():

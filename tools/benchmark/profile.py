@@ -16,7 +16,7 @@ _KINDS = {
 
 
 def milliseconds(folder: pathlib.Path) -> dict[str, float]:
-  """Device milliseconds of a trace by kind of kernel, the longest first.
+  """Return device milliseconds of a trace by kind of kernel, the longest first.
 
   Of a GPU or TPU, the kernels of its streams; of a CPU, the operations of all threads, which work side by side, so that
   the sum is processor time.
@@ -42,7 +42,7 @@ def milliseconds(folder: pathlib.Path) -> dict[str, float]:
 
 
 def kind(name: str) -> str:
-  """The kind of a kernel, from its name; "other" of one that says nothing."""
+  """Return the kind of a kernel, from its name; "other" of one that says nothing."""
   for kind, pattern in _KINDS.items():
     if re.search(pattern, name, re.IGNORECASE):
       return kind

@@ -1,4 +1,4 @@
-"""Statistical tests of permutations of range(size): is an epoch's order what a random order would be?
+"""Statistical tests of permutations of range(size): is an epoch's order like a random order?
 
 Each test gives normal scores, deviations from the expectation in standard deviations, so that one two-sided threshold
 holds for all: an order can be too even as well as too uneven. Expectations and variances are those of places drawn
@@ -27,7 +27,7 @@ Permute = Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor]
 
 
 def sizes() -> list[int]:
-  """Sizes from 2 to 2^62: powers of two and four, one less and one more, and sizes of real corpora."""
+  """Return sizes from 2 to 2^62: powers of two and four, one less and one more, and sizes of real corpora."""
   powers = [*range(1, 11), 12, 13, 16, 17, 20, 21, 24, 25, 30, 31, 33, 34, 40, 41, 48, 50, 55, 61, 62]
   around = {2**power + step for power in powers for step in (-1, 0, 1)}
   found = around | {1_000, 50_000, 10**6, 10**6 + 3, 976_562_500, 17_000_000_000, 10**12}
@@ -35,7 +35,7 @@ def sizes() -> list[int]:
 
 
 def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
-  """Normal scores, by name, of all tests that a size is large enough for.
+  """Return normal scores, by name, of all tests that a size is large enough for.
 
   Orders are those of several epochs under `seed` and `seed + 1` (more epochs if `size` is small), first places those
   of 4,096 consecutive seeds.
@@ -70,7 +70,7 @@ def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def orders(permute: Permute, size: int, seed: int, epochs: int) -> np.ndarray:
-  """The first places of some epochs' orders: int64 [epochs, up to 50,000]."""
+  """Return the first places of some epochs' orders: int64 [epochs, up to 50,000]."""
   count = min(size, _PLACES)
   index = np.tile(np.arange(count, dtype=np.int64), epochs)
   key_E = random.row_keys(seed, tf.range(epochs, dtype=tf.int64))
@@ -79,13 +79,13 @@ def orders(permute: Permute, size: int, seed: int, epochs: int) -> np.ndarray:
 
 @functools.cache
 def seed_keys(seed: int, count: int) -> tf.Tensor:
-  """The keys of epoch 0 under consecutive seeds: uint64 [count]."""
+  """Return the keys of epoch 0 under consecutive seeds: uint64 [count]."""
   epoch = tf.zeros([1], tf.int64)
   return tf.concat([random.row_keys(number, epoch) for number in range(seed, seed + count)], axis=0)
 
 
 def lag_scores(places_EN: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-  """Serial correlations of places, around the end, at lags 1, 2, ...: normal scores and correlations."""
+  """Score serial correlations of places, around the end, at lags 1, 2, ...; return normal scores and correlations."""
   centred_EN, (square, _, _) = _centred(places_EN, size), _moments(size)
   epochs, count = centred_EN.shape
   spectrum = np.fft.rfft(centred_EN)
@@ -96,7 +96,7 @@ def lag_scores(places_EN: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray
 
 
 def runs_score(places_EN: np.ndarray) -> float:
-  """The number of runs up and down (Levene and Wolfowitz 1944)."""
+  """Score the number of runs up and down (Levene and Wolfowitz 1944)."""
   epochs, count = places_EN.shape
   up = np.diff(places_EN) > 0
   runs = epochs + (up[:, 1:] != up[:, :-1]).sum()
@@ -104,7 +104,7 @@ def runs_score(places_EN: np.ndarray) -> float:
 
 
 def region_score(places_EN: np.ndarray, size: int) -> tuple[float, float]:
-  """Batches over equal regions of the corpus: normal score, and chi-square by its degrees of freedom."""
+  """Score batches over equal regions of the corpus: normal score, and chi-square by its degrees of freedom."""
   half = places_EN[:, : max(1, min(places_EN.shape[1], size // 2))]
   batch = min(_BATCH, size // 4)
   regions = min(_REGIONS, batch // 8)
@@ -121,7 +121,7 @@ def region_score(places_EN: np.ndarray, size: int) -> tuple[float, float]:
 
 
 def place_score(places_EN: np.ndarray) -> float:
-  """How often each index came to each place, over whole epochs."""
+  """Score how often each index came to each place, over whole epochs."""
   epochs, size = places_EN.shape
   counts = np.zeros((size, size))
   np.add.at(counts, (np.arange(size)[None], places_EN), 1)
@@ -130,7 +130,7 @@ def place_score(places_EN: np.ndarray) -> float:
 
 
 def agreement_score(one_EN: np.ndarray, other_EN: np.ndarray, size: int, other_size: int | None = None) -> float:
-  """The correlation between orders that should be independent, index by index, of one size or two."""
+  """Score the correlation between orders that should be independent, index by index, of one size or two."""
   other_size = other_size or size
   (square, _, pair), (other_square, _, other_pair) = _moments(size), _moments(other_size)
   epochs, count = one_EN.shape
@@ -139,7 +139,7 @@ def agreement_score(one_EN: np.ndarray, other_EN: np.ndarray, size: int, other_s
 
 
 def uniform_score(place_S: np.ndarray, size: int) -> float:
-  """Independent places over 64 regions, or over all places if they are fewer."""
+  """Score independent places over 64 regions, or over all places if they are fewer."""
   region, share = _bins(place_S, size, min(_REGIONS * 4, size))
   expected = len(place_S) * share
   counts = np.bincount(region, minlength=len(share))
@@ -147,7 +147,7 @@ def uniform_score(place_S: np.ndarray, size: int) -> float:
 
 
 def pair_score(one_S: np.ndarray, other_S: np.ndarray, size: int) -> float:
-  """Pairs of different places over 8 x 8 regions, or over all pairs if they are fewer."""
+  """Score pairs of different places over 8 x 8 regions, or over all pairs if they are fewer."""
   (one, share), (other, _) = (_bins(place_S, size, min(_REGIONS // 2, size)) for place_S in (one_S, other_S))
   regions = len(share)
   chance = (np.outer(share, share) - np.diag(share) / size) * (size / (size - 1))
@@ -159,7 +159,7 @@ def pair_score(one_S: np.ndarray, other_S: np.ndarray, size: int) -> float:
 
 
 def permutation_score(permute: Permute, size: int, seed: int, epochs: int) -> float:
-  """How often each of the size! orders came, for a tiny size."""
+  """Score how often each of the size! orders came, for a tiny size."""
   found = collections.Counter(map(tuple, orders(permute, size, seed, epochs).tolist()))
   cells = math.factorial(size)
   expected = epochs / cells
@@ -172,13 +172,13 @@ def _centred(places: np.ndarray, size: int) -> np.ndarray:
 
 
 def _moments(size: int) -> tuple[float, float, float]:
-  """Of centred places: the mean square, the mean fourth power, the mean product of two different ones."""
+  """Return, of centred places, the mean square, the mean fourth power, the mean product of two different ones."""
   square = (1 - 1 / size**2) / 12
   return square, (1 - 1 / size**2) * (3 - 7 / size**2) / 240, -square / (size - 1)
 
 
 def _serial_moments(size: int, count: int) -> tuple[float, float]:
-  """Mean and variance of the sum over i of x[i] * x[(i + lag) % count], x being drawn without replacement.
+  """Return mean and variance of the sum over i of x[i] * x[(i + lag) % count], x being drawn without replacement.
 
   After Wald and Wolfowitz (1943), who draw all: pairs of the `count` products are identical, share a factor, or share
   none. Exact if no lag is half of `count` or more.
@@ -192,7 +192,7 @@ def _serial_moments(size: int, count: int) -> tuple[float, float]:
 
 
 def _bins(places: np.ndarray, size: int, regions: int) -> tuple[np.ndarray, np.ndarray]:
-  """The region of each place, and each region's share of all places."""
+  """Return the region of each place, and each region's share of all places."""
 
   def region(places: np.ndarray) -> np.ndarray:
     return np.minimum((places * (regions / size)).astype(np.int64), regions - 1)
@@ -203,6 +203,6 @@ def _bins(places: np.ndarray, size: int, regions: int) -> tuple[np.ndarray, np.n
 
 
 def _chi_square_score(chi_square: float, freedom: int) -> tuple[float, float]:
-  """The normal score, and chi-square by its degrees of freedom."""
+  """Return the normal score, and chi-square by its degrees of freedom."""
   by_freedom, spread = chi_square / freedom, 2 / (9 * freedom)
   return (by_freedom ** (1 / 3) - (1 - spread)) / math.sqrt(spread), by_freedom

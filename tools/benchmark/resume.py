@@ -19,7 +19,7 @@ _STEP = re.compile(r"^step (\d+)/(\d+) ")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Declares the command's flags."""
+  """Declare the command's flags."""
   parser.add_argument("--config", default="configs/t5/quickstart.py", help="a recipe (default: %(default)s)")
   parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
   parser.add_argument("--steps", type=int, default=20, help="steps of the first start (default: %(default)s)")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measures and prints; raises UserError for a run that does not start."""
+  """Measure and print; raise UserError for a run that does not start."""
   low, _, high = args.after.partition(":")
   if not (low.isdigit() and high.isdigit() and int(low) <= int(high)):
     raise UserError(f"--after={args.after}: expected two numbers of seconds, such as 20:40")
@@ -61,7 +61,7 @@ def _command(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> lis
 
 
 def _start(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> tuple[float, float]:
-  """Trains up to step `total`; (seconds until the end, seconds until the line of the first step)."""
+  """Train up to step `total`; return (seconds until the end, seconds until the line of the first step)."""
   begin, first, tail = time.perf_counter(), None, []
   command = _command(args, workdir, total)
   with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
@@ -75,7 +75,7 @@ def _start(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> tuple
 
 
 def _killed(args: argparse.Namespace, workdir: pathlib.Path, seconds: tuple[int, int]) -> list[int]:
-  """The saved step after each kill."""
+  """Return the saved step after each kill."""
   draw, reached = random.Random(args.seed), []
   for _ in range(args.kills):
     child = subprocess.Popen(_command(args, workdir, 10**6), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)

@@ -19,7 +19,7 @@ _OVERRIDES = ("model.dropout=0.0",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Declares the command's flags."""
+  """Declare the command's flags."""
   parser.add_argument("--config", required=True, help="a recipe, such as configs/t5/base.py:small")
   parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
   parser.add_argument("--batch", type=int, default=8, help="examples in a step (default: 8)")
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measures and prints; raises UserError for a recipe that cannot be used."""
+  """Measure and print; raise UserError for a recipe that cannot be used."""
   if min(args.batch, args.length or 1, args.inputs, args.targets, args.steps) < 1 or args.warmup < 0:
     raise UserError("--batch, --length, --inputs, --targets, --steps: expected at least 1 each, --warmup at least 0")
   config = recipes.load(args.config, [f"batch_size={args.batch}", f"model.dtype={args.dtype}"])
@@ -110,7 +110,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _profiled(args: argparse.Namespace, compiled, state, batch) -> dict[str, float] | None:
-  """Milliseconds of a step by kind of work, from a trace of three; prints them."""
+  """Return, and print, milliseconds of a step by kind of work, from a trace of three."""
   import jax
 
   if not args.profile:
@@ -127,7 +127,7 @@ def _profiled(args: argparse.Namespace, compiled, state, batch) -> dict[str, flo
 
 
 def _compile(config, args: argparse.Namespace):
-  """The loop's compiled step for this recipe, and its arguments: a batch as its task declares it, of random tokens."""
+  """Return the loop's compiled step for this recipe, and its arguments: a batch of random tokens."""
   import jax
 
   from t5x_like.planning import steps
@@ -147,7 +147,7 @@ def _compile(config, args: argparse.Namespace):
 
 
 def _random(name: str, feature, vocab_size: int) -> np.ndarray:
-  """A full row of one document: random tokens, weights of 1, positions from 0, labels of 0."""
+  """Return a full row of one document: random tokens, weights of 1, positions from 0, labels of 0."""
   if feature.dtype == np.float32 or name.endswith("segment_ids"):
     return np.ones(feature.shape, feature.dtype)
   if name.endswith("positions"):

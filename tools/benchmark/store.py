@@ -37,7 +37,7 @@ _SPLIT = "train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Declares the command's flags."""
+  """Declare the command's flags."""
   parser.add_argument("--tokens", type=_count, default=10**12, help="in the simulated store (default: 1e12)")
   parser.add_argument("--shards", type=_count, default=10**5, help="in the simulated store (default: 1e5)")
   parser.add_argument("--documents", type=_count, default=10**10, help="in the simulated store (default: 1e10)")
@@ -58,7 +58,7 @@ def _count(text: str) -> int:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measures and prints; raises UserError for a store that cannot be made or used."""
+  """Measure and print; raise UserError for a store that cannot be made or used."""
   limits = resource.getrlimit(resource.RLIMIT_NOFILE)
   directory = pathlib.Path(tempfile.mkdtemp(prefix="t5x_like_store.", dir=args.directory))
   try:
@@ -88,7 +88,7 @@ def _make(directory: pathlib.Path, args: argparse.Namespace) -> None:
 
 
 def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) -> None:
-  """Makes a store of sparse files.
+  """Make a store of sparse files.
 
   Args:
     path: the directory to make.
@@ -195,7 +195,7 @@ def _measure(args: argparse.Namespace, store: str, small: str, made: float | Non
 
 
 def _windows_rates(args: argparse.Namespace, tokens: TokenStore) -> list[float]:
-  """Tokens per second of random windows, the first time and again."""
+  """Return tokens per second of random windows, the first time and again."""
   starts = np.random.default_rng(0).integers(0, tokens.num_tokens - _WINDOW, (args.steps, args.batch_size))
   rates = []
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -208,7 +208,7 @@ def _windows_rates(args: argparse.Namespace, tokens: TokenStore) -> list[float]:
 
 
 def _lookup_rate(args: argparse.Namespace, tokens: TokenStore) -> float:
-  """Documents per second found by a token in them."""
+  """Return documents per second, found by one of their tokens."""
   places = np.random.default_rng(0).integers(0, tokens.num_tokens, (args.steps, args.batch_size))
   begin = time.perf_counter()
   for places_B in places:
@@ -219,7 +219,7 @@ def _lookup_rate(args: argparse.Namespace, tokens: TokenStore) -> float:
 
 
 def _pipeline_rate(args: argparse.Namespace, built: task.Task) -> float:
-  """Raw tokens per second of a task's first batches."""
+  """Return raw tokens per second of a task's first batches."""
   batches = loader.train_batches(built, batch_size=args.batch_size, seed=0)
   next(batches)  # traces the graph
   begin = time.perf_counter()
@@ -229,7 +229,7 @@ def _pipeline_rate(args: argparse.Namespace, built: task.Task) -> float:
 
 
 def _megabytes(key: str) -> float | None:
-  """A figure of this process's memory; `VmHWM` is its peak."""
+  """Return a figure of this process's memory; `VmHWM` is its peak."""
   try:
     status = pathlib.Path("/proc/self/status").read_text()
   except OSError:
