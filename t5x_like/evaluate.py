@@ -164,8 +164,10 @@ def _suite(args, overrides: list[str]) -> None:
 
 
 def _asked(args, output: pathlib.Path, workdirs: list[str]):
-  """What asks the files of --questions, all read by now: a function that gives results as a suite does. What is in
-  `<output>/<file>.json`, asked in the same way, is not asked again."""
+  """Read the files of --questions; return a function that asks them and gives results as a suite does.
+
+  Questions with answers in `<output>/<file>.json`, asked in the same way, are not asked again.
+  """
   from t5x_like.benchmarks import suite
   from t5x_like.inference import questions
   from t5x_like.parallel import distributed

@@ -33,7 +33,7 @@ from t5x_like.store.writer import SHARD_VALUES
 
 
 def _plan(documents: Documents, pairs: list[str], fraction: float) -> dict[str, Part]:
-  """The splits to make, each with its part of the source."""
+  """Return the splits to make, each with its part of the source."""
   if not pairs:
     return held_out.plan(documents, fraction)
   plan = {}
@@ -47,7 +47,7 @@ def _plan(documents: Documents, pairs: list[str], fraction: float) -> dict[str, 
 
 
 def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, Any]) -> bool:
-  """Whether the store exists; UserError if it was made from other inputs."""
+  """Return whether the store exists; raise UserError if it was made from other inputs."""
   if not (place(path) / "manifest.json").exists() and (is_remote(path) or not os.path.exists(path)):
     return False
   store = TokenStore.open(path, verify="size")

@@ -120,7 +120,7 @@ def _train(lines: Sequence[bytes], options: argparse.Namespace) -> vocabularies.
 
 
 def cut_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
-  """The non-blank lines of the documents in UTF-8, cut to LONGEST_LINE bytes, at spaces if possible."""
+  """Yield the non-blank lines of the documents in UTF-8, cut to LONGEST_LINE bytes, at spaces if possible."""
   for document in documents:
     for line in document.splitlines():
       data = line.strip().encode(errors="replace")
@@ -140,7 +140,7 @@ def cut_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
 
 
 def cut_into_runs(documents: Iterable[str]) -> Iterator[bytes]:
-  """The documents in UTF-8, whole or cut after LONGEST_LINE bytes: at a line end, else at a space or a character."""
+  """Yield the documents in UTF-8, whole or cut after LONGEST_LINE bytes: at a line end, a space or a character."""
   for document in documents:
     data, start = document.encode(errors="replace"), 0
     while start < len(data):
@@ -154,7 +154,7 @@ def cut_into_runs(documents: Iterable[str]) -> Iterator[bytes]:
 
 
 def sample(lines: Iterable[bytes], max_bytes: int) -> tuple[list[bytes], int]:
-  """A deterministic uniform sample of lines of at most `max_bytes`, in order, and the total bytes of all lines.
+  """Return a deterministic uniform sample of lines of at most `max_bytes`, in order, and the bytes of all lines.
 
   Each line draws a number, and those with the smallest are kept; memory holds no more than the sample.
   """
@@ -183,7 +183,7 @@ def train(
   threads: int = 2,
   with_mask: bool = False,
 ) -> bytes:
-  """Trains a SentencePiece model with pad 0, eos 1, unk 2 and no bos; returns the serialised model.
+  """Train a SentencePiece model with pad 0, eos 1, unk 2 and no bos; return the serialised model.
 
   Args:
     lines: UTF-8 text.
@@ -237,7 +237,7 @@ def _training_error(message: str, size: int) -> str:
 
 
 def _exists(output: Path, record: dict) -> bool:
-  """Whether the output holds the vocabulary of this record; raises UserError if it holds another one."""
+  """Return whether the output holds the vocabulary of this record; raise UserError if it holds another one."""
   if not (output / MANIFEST).exists():
     return False
   vocabularies.load(str(output))

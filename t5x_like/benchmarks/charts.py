@@ -21,7 +21,7 @@ Charts = list[dict[str, str]]
 
 
 def charts(task: str, result: dict[str, Any]) -> Charts:
-  """One {title, svg} for each chart of a task of `results.json`; its runs must be there."""
+  """Draw one {title, svg} for each chart of a task of `results.json`; its runs must be there."""
   counted = result["counted"][0]
   label, score = counted.split("/", 1)
   curves = {pathlib.Path(one["workdir"]).name: read_metrics(one["workdir"]) for one in result["runs"]}
@@ -53,7 +53,7 @@ def _chart(title: str, draw, *arguments) -> dict[str, str]:
 
 
 def _pairs(evaluator: dict[str, Any], task: dict[str, Any], rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-  """(target, prediction) of everything that has a class: texts, words, or texts that name one."""
+  """Return (target, prediction) of everything that has a class: texts, words, or texts that name one."""
   if evaluator["name"] == "tagging":
     return [pair for row in rows for pair in zip(row["target"].split(), row["tags"])]
   named = [one for one in evaluator.get("metrics", ()) if isinstance(one, dict) and one.get("name") == "labels"]
@@ -64,7 +64,7 @@ def _pairs(evaluator: dict[str, Any], task: dict[str, Any], rows: list[dict[str,
 
 
 def confusions(pairs: list[tuple[str, str]]) -> tuple[list[str], np.ndarray]:
-  """The classes, the commonest targets first and the rarest as one, and int64 [G, P]: how often each target (row) got
+  """Return classes, commonest targets first and the rarest as one, and int64 [G, P]: how often each target (row) got
   each prediction (column)."""
   targets = collections.Counter(target for target, _ in pairs)
   common = [name for name, _ in sorted(targets.items(), key=lambda one: (-one[1], one[0]))][:_CLASSES]
@@ -78,7 +78,7 @@ def confusions(pairs: list[tuple[str, str]]) -> tuple[list[str], np.ndarray]:
 
 
 def scores_by_length(rows: list[dict[str, Any]], score) -> dict[str, dict[str, float]]:
-  """`score` of the shortest rows, of the next longer ones, and so on, by their numbers of words; equal lengths stay
+  """Score the shortest rows, the next longer ones, and so on, by their numbers of words; equal lengths stay
   together."""
   lengths = np.array([len(str(row["input"]).split()) for row in rows])
   parts = min(_PARTS, len(rows) // _FEWEST)

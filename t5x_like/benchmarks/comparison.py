@@ -1,4 +1,4 @@
-"""Two tables of a suite side by side: what differs between their runs, on the same examples.
+"""Two tables of a suite side by side: the differences between their runs, on the same examples.
 
 Of each task the run with the median score counts (with an even number of seeds, the lower of the two in the middle), by
 its saved predictions. The interval of a difference is by paired bootstrap over examples, its p-value by approximate
@@ -20,7 +20,7 @@ _SAMPLES = 1000
 
 
 def read(directory: str) -> dict[str, Any]:
-  """The `results.json` of a suite's directory; UserError if there is none."""
+  """Read the `results.json` of a suite's directory; raise UserError if there is none."""
   path = pathlib.Path(directory) / "results.json"
   try:
     return json.loads(path.read_text(encoding="utf-8"))
@@ -31,7 +31,7 @@ def read(directory: str) -> dict[str, Any]:
 
 
 def compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-  """The scores that two results of one suite both have.
+  """Compare the scores that two results of one suite both have.
 
   Returns:
     `names` of the two and `rows`, each with task, metric, first, second (scores), and difference, low, high, p_value:
@@ -63,7 +63,7 @@ def compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any]) -> str:
-  """The table: scores in percent, differences with their 95 % intervals."""
+  """Write the table: scores in percent, differences with their 95 % intervals."""
   first, second = found["names"]
   lines = [f"| task | metric | {first} | {second} | difference (95 % interval) |", "|---|---|---|---|---|"]
   for row in found["rows"]:
@@ -79,7 +79,7 @@ def _shown(value: float | None, form: str) -> str:
 
 
 def _names(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-  """What to call the two: where they differ only in their start, by that."""
+  """Name the two results: by their start, where they differ in nothing else."""
   sides = (first, second)
   if first["workdir"] == second["workdir"] and first["from_scratch"] != second["from_scratch"]:
     return ["from scratch" if side["from_scratch"] else "pretrained" for side in sides]
@@ -87,7 +87,7 @@ def _names(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 
 
 def _tests(first: str, second: str, label: str) -> dict[str, Any]:
-  """`paired_test` of an evaluation's scores."""
+  """Return the `paired_test` of an evaluation's scores."""
   saved = workdirs.read(second)
   sides = [predictions.read(run, label) for run in (first, second)]
   if [row["input"] for row in sides[0]] != [row["input"] for row in sides[1]]:

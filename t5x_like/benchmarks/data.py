@@ -44,7 +44,7 @@ def check(config: Any) -> None:
 
 
 def _lacking(source: str, data_dir: str | None) -> str | None:
-  """Say what is not there of a source; None if nothing is."""
+  """Name the missing part of a source; return None if nothing is missing."""
   if source.startswith("tfds:"):
     from t5x_like.corpora.sources import tfds
 

@@ -15,7 +15,7 @@ _BOOLEAN = {"False": "false", "True": "true"}
 
 
 def write(folder: pathlib.Path, form: str | None, task: str, run: str, files: Mapping[str, str]) -> None:
-  """Writes a submission's files of a task, from the predictions of a run for its test splits, if it made any.
+  """Write a submission's files of a task, from the predictions of a run for its test splits, if it made any.
 
   Args:
     form: "glue" or "superglue".
@@ -50,7 +50,7 @@ def _superglue(task: str, prediction: str) -> Any:
 
 
 def _multirc(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-  """Labels of answers within questions within passages."""
+  """Nest labels of answers within questions within passages."""
   passages: dict[int, dict[int, list]] = {}
   for row in sorted(rows, key=lambda row: tuple(row["idx"][key] for key in ("paragraph", "question", "answer"))):
     idx = row["idx"]

@@ -48,7 +48,7 @@ _PARTS = 10  # of a run: evaluations, checkpoints; one of them is the warm-up
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What to run.
+  """The runs to make.
 
   Attributes:
     workdirs: of the pretrained runs; a task is learned by the first whose architecture has a form for it.
@@ -86,10 +86,10 @@ Found = tuple[dict[str, dict[str, Any]], dict[str, str]]  # results by task, and
 
 
 def run(names: Sequence[str], options: Options, others: Mapping[str, Callable[[], Found]] = {}) -> dict[str, Any]:  # noqa: B006
-  """Makes the tables of suites, and returns what the `results.json` of the whole holds.
+  """Make the tables of suites; return the content of the whole's `results.json`.
 
   Args:
-    others: by name, what makes further parts of the table, without training.
+    others: by name, functions that make further parts of the table, without training.
 
   Raises:
     UserError: an unknown suite or task, no task with data, a workdir that holds no run, or whatever a run raises.
@@ -155,7 +155,7 @@ def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
 
 def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> None:
   """Make all objects of every task's first run, but for its state: its data are prepared, and whatever does not fit is
-  known before the first task is learned. What is finished is not looked at again.
+  known before the first task is learned. Finished runs are not looked at again.
 
   Raises:
     UserError: of the first task that cannot be run, which is named.
@@ -178,7 +178,7 @@ def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
 
 
 def _asked_for(options: Options) -> Iterator[tuple[float | None, int]]:
-  """The rates and seeds of every task's runs, in order."""
+  """Return the rates and seeds of every task's runs, in order."""
   return itertools.product(options.rates or (None,), range(options.seeds))
 
 
@@ -187,7 +187,7 @@ def _folder(rate: float | None, seed: int) -> str:
 
 
 def kind(workdir: str) -> str:
-  """The form in which tasks are learned: that of the pretrained run's architecture."""
+  """Return the form in which tasks are learned, from the pretrained run's architecture."""
   saved = workdirs.read(workdir)
   if saved is None:
     raise UserError(f"--workdir={workdir}: holds no run; give the workdir of a pretrained model")
@@ -200,7 +200,7 @@ def kind(workdir: str) -> str:
 def _task(
   name: str, task: str, benchmark: Benchmark, kind: str, suite: Suite, workdir: str, options: Options
 ) -> dict[str, Any]:
-  """The results of all runs of a task, and which of them count."""
+  """Return the results of all runs of a task, and which of them count."""
   form = getattr(benchmark, kind)
   runs = []
   asked = _asked(workdir, options)
@@ -242,7 +242,7 @@ def _one(
   workdir: str,
   options: Options,
 ) -> dict[str, Any]:
-  """Fine-tunes once, and writes the result of the best checkpoint and its predictions."""
+  """Fine-tune once, and write the result of the best checkpoint and its predictions."""
   process.say(f"=== {where}: {folder.name}")
   asked = _asked(workdir, options)
   if distributed.from_first(lambda: _read(folder / ASKED, asked)) is None and process.first():
@@ -277,7 +277,7 @@ def _one(
 
 
 def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dict[str, Group]]:
-  """The step of the best checkpoint and what the evaluators find for it, the first of them also on the test splits."""
+  """Return the step of the best checkpoint and its evaluations, the first of them also on the test splits."""
   first, values = next(iter(config.evals.to_dict().items()))
   added = {name: {"name": first} | values | {"split": split, "max_examples": None} for name, split in tests.items()}
   run = trained.open_run(str(folder), None, [f"evals.{name}={json.dumps(one)}" for name, one in added.items()])
@@ -286,7 +286,7 @@ def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dic
 
 
 def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, seed: int, workdir: str, options: Options):
-  """The recipe's config for a run, with as many steps as the epochs are."""
+  """Return the recipe's config for a run, with the steps of its epochs."""
   recipe, _, argument = (options.recipe or RECIPES[kind]).partition(":")
   init = {"workdir": workdir, "step": options.step, "weights": not options.from_scratch}
   overrides = [f"seed={seed}", f"init={json.dumps(init)}"]
@@ -312,7 +312,7 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
 
 
 def _prepared(options: Options) -> str:
-  """Where the examples of tasks are kept."""
+  """Return the directory of the tasks' prepared examples."""
   shared = [
     place for place in (os.environ.get("T5X_LIKE_CACHE"), options.workdirs[0]) if place and not is_remote(place)
   ]
@@ -320,13 +320,13 @@ def _prepared(options: Options) -> str:
 
 
 def _rows(config) -> int:
-  """How many rows an epoch has; prepares the examples."""
+  """Count the rows of an epoch; prepare the examples."""
   arguments = config.task.to_dict()
   return process.build_task("task", arguments.pop("name"), config.train_split, arguments).num_examples
 
 
 def _asked(workdir: str, options: Options) -> dict[str, Any]:
-  """What a run's result depends on besides its task, rate and seed."""
+  """Return the facts that determine a run's result besides its task, rate and seed."""
   step = [] if options.step is None else [options.step]
   if not step and not options.from_scratch:
     with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
@@ -340,7 +340,7 @@ def _asked(workdir: str, options: Options) -> dict[str, Any]:
 
 
 def _read(path: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
-  """A finished run's result; None if it has none yet.
+  """Return a finished run's result; None if it has none yet.
 
   Raises:
     UserError: it is damaged, or was made with other flags.

@@ -36,7 +36,7 @@ def results(name: str, options, found: dict[str, dict[str, Any]], missing: dict[
 
 
 def joined(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """The results of several suites as those of one, whose tasks are `<suite>/<task>`."""
+  """Join the results of several suites into one, with tasks `<suite>/<task>`."""
   first = next(iter(parts.values()))
   whole = {
     key: {f"{name}/{task}": value for name, part in parts.items() for task, value in part[key].items()}
@@ -46,7 +46,7 @@ def joined(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mean(found: dict[str, dict[str, Any]]) -> float | None:
-  """Of the tasks that were learned; questions asked without training are no part of it."""
+  """Average over the tasks that were learned; questions asked without training are no part of it."""
   scores = [task["score"] for task in found.values() if task["runs"]]
   return sum(scores) / len(scores) if scores else None
 
@@ -69,7 +69,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def notes(found: dict[str, Any]) -> str:
-  """Say what the columns are."""
+  """Describe the columns."""
   facts = [result.get("facts", {}) for result in found["tasks"].values()]
   evaluations = max((one.get("evaluations", 1) for one in facts), default=1)
   words = "`score` is of the only evaluation of a run, so `last` is the same. "
@@ -88,13 +88,13 @@ def notes(found: dict[str, Any]) -> str:
 
 
 def columns(found: dict[str, Any]) -> list[str]:
-  """The names of the columns."""
+  """Return the names of the columns."""
   seeds = ["best seed", "spread"] if found["seeds"] > 1 else []
   return ["task", "score", "last", *seeds, "majority", "rate", "steps", "length", "examples", "seconds", "details"]
 
 
 def cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
-  """The columns of a task, but for its name."""
+  """Return the columns of a task, but for its name."""
   facts = result.get("facts", {})
   details = ", ".join(f"{name} {_shown(result['metrics'].get(name))}" for name in result["counted"])
   seeds = [result["best"], result["spread"]] if found["seeds"] > 1 else []
@@ -105,7 +105,7 @@ def cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
 
 
 def rate_of(result: dict[str, Any]) -> str:
-  """The learning rate of a task, as the tables show it."""
+  """Format the learning rate of a task, as the tables show it."""
   if not result["runs"]:
     return "not trained"
   return "the recipe's" if result["rate"] is None else f"{result['rate']:g}"
@@ -116,7 +116,7 @@ def _shown(value: float | None) -> str:
 
 
 def write(output: pathlib.Path, found: dict[str, Any]) -> None:
-  """Writes `results.json`, `results.md` and `results.html`; UserError if that fails."""
+  """Write `results.json`, `results.md` and `results.html`; raise UserError if that fails."""
   workdirs.write(output, "results.json", found)
   workdirs.write_text(output, "results.md", markdown(found))
   charts = [

@@ -181,7 +181,7 @@ class Masking:
       return (t < tries) & tf.reduce_any(left_B > 0)
 
     def step(t, left_B, spans_B, a_BS, b_BS):
-      """One draw per row: a span [a, b), kept if it is free."""
+      """Draw once per row: a span [a, b), kept if it is free."""
       first_B = tf.cast(tf.bitwise.right_shift(where_BT[:, t] * tf.cast(words_B, tf.int64), 32), tf.int32)
       a_B = at(begin_BW, first_B)
       end_B = at(end_BS, at(special_BL, a_B))  # the end of the text that holds the word

@@ -18,7 +18,7 @@ _gelu_tanh = partial(jax.nn.gelu, approximate=True)
 
 
 def gelu(x: jax.Array) -> jax.Array:
-  """`x Phi(x)`, with the distribution function Phi of the normal distribution (Hendrycks & Gimpel 2016).
+  """Compute `x Phi(x)`, with the distribution function Phi of the normal distribution (Hendrycks & Gimpel 2016).
 
   It is computed in float32. `jax.nn.gelu` computes erfc in the dtype of `x`, which XLA for TPU packs bit by bit.
   """
@@ -27,7 +27,7 @@ def gelu(x: jax.Array) -> jax.Array:
 
 
 def _quick_gelu(x: jax.Array) -> jax.Array:
-  """`x sigmoid(1.702 x)`, the approximation of GELU in CLIP's code (Hendrycks & Gimpel 2016, section 2)."""
+  """Compute `x sigmoid(1.702 x)`, the approximation of GELU in CLIP's code (Hendrycks & Gimpel 2016, section 2)."""
   return x * jax.nn.sigmoid(1.702 * x)
 
 
