@@ -175,7 +175,7 @@ def make(where: str, value: Any, registry: Registry, member: str = "", **supplie
 
 
 def takes(function: Callable) -> list[str]:
-  """Return the names of a function's arguments, with those of the records that it unpacks."""
+  """Return the names of a function's arguments, including the fields of the records that it unpacks."""
   return list(_signature(function)[0])
 
 

@@ -39,7 +39,7 @@ _files: dict[str, str] = {}  # the file of each name that was read, for messages
 
 
 def begin(given: Any, everything: bool = False) -> None:
-  """Start a command: admit the names in its flags, and forget those of the previous command.
+  """Start a command: admit the names in its flags, and forget the previous command's.
 
   Args:
     given: the values of flags: strings, lists, dictionaries.

@@ -4,7 +4,7 @@
   python -m t5x_like.train --config=configs/gpt/gpt2_124m.py --workdir=runs/gpt2_124m
 
 The paper gives only the batch, 512 windows of 1,024 tokens; learning rate, warm-up, decay, betas, weight decay and
-clipping are those of GPT-3 at this size (Brown et al. 2020, table 2.1 and appendix B). 100,000 steps are 52 billion
+clipping follow GPT-3 at this size (Brown et al. 2020, table 2.1 and appendix B). 100,000 steps are 52 billion
 tokens. Eight accelerators of 16 GB or more. The paper's scores, with its own corpus (table 3, first column):
 LAMBADA perplexity 35.13, WikiText-103 37.50. Not run at full size here.
 """

@@ -6,7 +6,7 @@
 Windows of 8,192 tokens in batches of 2^22, attention inside documents only (section 3.2), AdamW up to 3e-4 (table 3)
 after 8,000 steps and down by a half cosine to a hundredth (section 3.4.1, given there for 405B). Parameters, optimizer
 state and batches are split over all chips, say 256 of v6e (16x16; docs/plans.md has plans for these and for v5e). The
-vocabulary is that of the store, not the published one. 200,000 steps are 0.8 trillion tokens; the paper trained on 15
+vocabulary comes from the store, not from Meta. 200,000 steps are 0.8 trillion tokens; the paper trained on 15
 trillion. The published model scores 66.7 on MMLU with 5 shots. Not run at full size here.
 """
 

@@ -4,7 +4,7 @@
   python -m t5x_like.train --config=configs/llama/mistral_7b.py --workdir=runs/mistral_7b
 
 Windows of 8,192 tokens, in which each token sees the last 4,096 (section 2). The paper gives sizes but not the
-training: optimizer and rates are those of Llama 2 7B (Touvron et al. 2023, section 2.2), batches 2^22 tokens. 64 chips
+training: optimizer and rates follow Llama 2 7B (Touvron et al. 2023, section 2.2), batches 2^22 tokens. 64 chips
 or more. The published model scores 60.1 on MMLU with 5 shots (table 2). Not run at full size here.
 """
 

@@ -5,7 +5,7 @@
 
 The four files of https://github.com/zalandoresearch/fashion-mnist. Grey images of 28 x 28 in 14 x 14 patches of 2 x 2
 with fixed positions, merged into 7 x 7 of twice the width and 4 x 4 of twice that; two layers each, windows of 7, RMS
-norms and no biases. The training is that of configs/vit/fashion_mnist.py without mirror images, 16 images at a time,
+norms and no biases. The training is as in configs/vit/fashion_mnist.py, without mirror images, 16 images at a time,
 for 10 epochs. Measured: 92.4 % top-1 on the 10,000 test images after 28 CPU minutes beside other work
 (docs/results.md).
 """

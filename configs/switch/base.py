@@ -8,7 +8,7 @@ The argument is the number of experts (default 8: 619M parameters; 128: 7.4B). E
 the rows of the batch are split over the mesh axis `expert`. The paper's negative log-perplexities (table 7; T5 base
 -1.636): -1.505 with 16 experts, -1.474 with 32, -1.444 with 64, -1.432 with 128, -1.427 with 256. Do not expect them
 here: batches have 2^16 tokens, as in `configs/t5`, not 2^20 (section 4.1); kernels start with full variance, not a
-tenth of it (section 2.4); the router's z-loss is that of Zoph et al. 2022. Not run at full size here.
+tenth of it (section 2.4); the router's z-loss follows Zoph et al. 2022. Not run at full size here.
 """
 
 from typing import Literal

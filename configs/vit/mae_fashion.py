@@ -5,7 +5,7 @@
   python -m t5x_like.train --config=configs/vit/mae_fashion.py:probe --workdir=runs/probe \\
       --config.init.workdir=runs/mae_fashion --config.task.source=…
 
-An encoder as large as that of configs/vit/fashion_mnist.py sees 12 of 49 patches; a decoder of one layer of width 64
+An encoder as large as in configs/vit/fashion_mnist.py sees 12 of 49 patches; a decoder of one layer of width 64
 puts back the others. 8 epochs at batch 256, shifts and mirror images; AdamW with decay 0.05 up to 2e-3 and down a
 cosine. `:probe` trains a linear classifier alone on the frozen mean of the patches, for half an epoch; `:tuned` trains
 everything, with 0.75 of a layer's rate for the one below it, for an epoch. Measured after the 8 epochs: 61.6 % of the

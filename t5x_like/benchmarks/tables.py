@@ -76,7 +76,7 @@ def notes(found: dict[str, Any]) -> str:
   if evaluations > 1:
     words = (
       f"`score` is the best of a run's evaluations, up to {evaluations}, on the same examples, so it is a little better"
-      " than it would be on others; `last` is that of the last evaluation. "
+      " than it would be on others; `last` comes from the last evaluation. "
     )
   if found["seeds"] > 1:
     words += (

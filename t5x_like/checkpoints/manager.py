@@ -352,7 +352,7 @@ class SaveTimes:
   have passed, judged by the steps since the last save, and so at few steps: the processes need not meet at each.
 
   Args:
-    options: `config.checkpoint`, of which `every` counts steps and `minutes` may be None.
+    options: `config.checkpoint`; `every` counts steps, and `minutes` may be None.
     step: that the run starts from.
     clock: seconds from any point.
   """

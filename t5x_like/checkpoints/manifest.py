@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint step, and verdicts on what is read: damage, or a fault of disk, network or memory."""
+"""The manifest of a checkpoint step, and verdicts on its data: damage, or a fault of disk, network or memory."""
 
 import errno
 import hashlib

@@ -1,6 +1,6 @@
 """Tasks: everything between stores and batches. Imports no TensorFlow itself.
 
-What a run prepares itself (stores of the sources in its recipe, counts of chunks) is kept in `T5X_LIKE_CACHE`, a
+Data that a run prepares itself (stores of the sources in its recipe, counts of chunks) is kept in `T5X_LIKE_CACHE`, a
 directory or an address shared by all runs that set it, otherwise in `data/` of its workdir.
 """
 

@@ -7,7 +7,7 @@ draws of a task are counted without gaps, at whatever step a run starts. They fi
 every example of the task once, in its own order.
 
 Worked example, counts (2, 1), so P = 3: the places of period 0, before the shuffle, are (task 0, draw 0), (1, 0),
-(0, 1); those of period 5 are (0, 10), (1, 5), (0, 11).
+(0, 1); period 5 has (0, 10), (1, 5), (0, 11).
 
 Rates follow Raffel et al. 2020, section 3.5.2: equal; proportional to the number of examples, of which at most
 `maximum` (their K) count; and by temperature: proportional ones raised to 1 / T and normalised again, T = 1 being

@@ -27,7 +27,7 @@ def of_texts(setting: Setting, run, arrays: dict[str, jax.Array], tokens_CT: np.
 
 
 def check(model, where: str) -> None:
-  """Raise UserError for a model without an encoder of texts; `where` is what asked for it."""
+  """Raise UserError for a model without an encoder of texts; `where` names its user."""
   if "encoder_input_tokens" not in model.NEEDS or "decoder_input_tokens" in model.NEEDS or not hasattr(model, "encode"):
     found = type(model).__module__.rpartition(".")[2]
     raise UserError(f"{where}: embeds texts with an encoder, such as BERT; the model is {found!r}")
@@ -44,7 +44,7 @@ def pooled(model, batch: dict[str, jax.Array], pooling: Pooling) -> jax.Array:
 
   Args:
     batch: `encoder_input_tokens` int32 [B, S], and `encoder_segment_ids` int32 [B, S], 0 for padding.
-    pooling: the mean of a row's last hidden states, or that of its first token.
+    pooling: the mean of a row's last hidden states, or its first token's state.
   """
   x_BSD = model.encode(batch)[0].astype(jnp.float32)
   valid_BS1 = (batch["encoder_segment_ids"] > 0).astype(jnp.float32)[..., None]

@@ -16,7 +16,7 @@ class Evaluator:
   Each text is a row of its own: CLS, its tokens, SEP. Pairs without a number are left out.
 
   Args:
-    pooling: the mean of the last hidden states, or that of the first token.
+    pooling: the mean of the last hidden states, or the first token's state.
     ids: fields to copy to the predictions.
     max_examples: the number of pairs, from the first; None means all.
 

@@ -1,4 +1,4 @@
-"""Files on a disk, with the methods of `remote.Remote`; what is written is complete and outlasts a loss of power."""
+"""Files on a disk, with the methods of `remote.Remote`; written files are complete and outlast a loss of power."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Locks: a directory, or what is made in it, belongs to one process at a time.
+"""Locks: a directory, or a file made in it, belongs to one process at a time.
 
 A lock of the operating system (`Lock`) ends with its process, however that ends. An address and some file systems have
 none: there a `leases.Lease`, a file that its holder keeps changing, says that the holder is alive.

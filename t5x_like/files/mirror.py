@@ -49,7 +49,7 @@ class Mirror:
     self.local, self._pushed = pathlib.Path(self._directory.name), {}
 
   def pull(self) -> None:
-    """Fetch what a run goes on from."""
+    """Fetch the files that a resumed run needs."""
     for name in _READ:
       data = (self._there / name).read()
       if data is not None:

@@ -80,7 +80,7 @@ def directory(text, flag: str = "--workdir") -> str:
 
 
 def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
-  """Write a file into a directory, made if missing, and into those of its folders that are there, and remove it.
+  """Check a directory, made if missing, and its existing folders, by writing and removing a file in each.
 
   Args:
     flag: the flag that names the directory, for messages.

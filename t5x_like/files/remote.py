@@ -32,7 +32,7 @@ _looked: dict[str, float] = {}  # the time at which each bucket was last found
 
 
 def reset() -> None:
-  """Forget all clients and what they found, as if the program had just started."""
+  """Forget all clients and their listings, as if the program had just started."""
   clients.client.cache_clear(), clients.asked.cache_clear(), _looked.clear()
 
 

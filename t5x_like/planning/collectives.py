@@ -5,7 +5,7 @@
 all-to-all with an operand of b bytes, twice that for an all-reduce, and b for a permutation.
 
 A reduce-scatter that the TPU compiler prints as one fusion of an all-reduce and a slice counts as a reduce-scatter. An
-all-reduce whose result is sliced elsewhere counts as an all-reduce, because that is what is sent. An asynchronous
+all-reduce whose result is sliced elsewhere counts as an all-reduce, because all of it is sent. An asynchronous
 collective executes where it starts; the TPU compiler prints it again, under the same channel, in the computations that
 overlap with it. Between slices, the compiler prints the data that a device hands to its host, which sends it over the
 data-centre network.

@@ -6,12 +6,12 @@ compute dtype, one device must send at least
 
   gathers      2 * b * P / t * (f - 1) / f          for the forward and the backward pass of each part of the batch
   reductions       b * P / t * (f - 1) / f          a reduce-scatter of the gradient over f
-               2 * b * P / (t * f) * (d - 1) / d    and an all-reduce of what is left over d
+               2 * b * P / (t * f) * (d - 1) / d    and an all-reduce of the rest over d
 
 These are ring bytes (`planning/collectives.py`) of 16-bit gathers and gradients where the compute dtype is bfloat16.
 Evaluation and decoding gather once and reduce nothing. A token table whose vectors are exchanged (`nn/embed.py`) is
 counted as if it were gathered: a program may send less. The cost of activations under tensor, sequence, expert or
-pipeline parallelism is left out: it depends on what is kept and what is recomputed.
+pipeline parallelism is left out: it depends on the kept and the recomputed activations.
 """
 
 import math

@@ -134,7 +134,7 @@ def _value(declared: Any, found: Any, where: str, key: str) -> Any:
 
 
 def vocabulary_facts(vocabulary: Any) -> dict[str, Any]:
-  """Return what a manifest says of a vocabulary."""
+  """Return a manifest's description of a vocabulary."""
   return {key: getattr(vocabulary, key) for key in ("fingerprint", "size", "extra_ids")}
 
 

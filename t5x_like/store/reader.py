@@ -230,7 +230,7 @@ def _verify_checksums(files: Files, shards: Shards, checksums_SF: np.ndarray) ->
 
 
 def _missing(path: str) -> str:
-  """Return the message for a path without a manifest: what exists there, and how to make a store."""
+  """Return the message for a path without a manifest: its content, and how to make a store."""
   directory, found = pathlib.Path(path), "no such directory"
   if "://" not in path and directory.parent.is_dir():
     splits = sorted(child.name for child in directory.parent.iterdir() if (child / manifests.FILE).is_file())

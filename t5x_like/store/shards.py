@@ -61,7 +61,7 @@ class Shards:
     np.cumsum(counts_SA.T, axis=1, out=firsts_AS[:, 1:])
     self.first_item, self.first_value = firsts_AS[0], {}
     self.dtypes: dict[str, np.dtype] = {}
-    self._firsts: dict[str, tuple[np.ndarray, int]] = {}  # by directory: what its files hold, bytes of each
+    self._firsts: dict[str, tuple[np.ndarray, int]] = {}  # by directory: contents of its files, bytes of each
     for array, first_value in zip(arrays, firsts_AS[1:], strict=True):
       self.first_value[array.name] = first_value
       values, ends = files_of(array.name)
@@ -139,7 +139,7 @@ def _read(manifest: Manifest, file: str, table: bytes, dtype: str, row: tuple[in
 
 
 def fingerprint(manifest: Manifest, table: bytes, checksums: bytes) -> str:
-  """Hash (SHA-256) what determines the content: arrays, facts, and every shard's counts and checksums."""
+  """Hash (SHA-256) everything that determines the content: arrays, facts, and every shard's counts and checksums."""
   arrays = [dataclasses.asdict(array) for array in manifest.arrays]
   digest = hashlib.sha256(json.dumps([FORMAT, arrays, manifest.facts], sort_keys=True).encode())
   counts_SA = np.frombuffer(table, "<u8").reshape(manifest.num_shards, -1)[:, 1:]

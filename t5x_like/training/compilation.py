@@ -116,7 +116,7 @@ def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct
   The usual convention of MFU: a multiplication and an addition are two FLOPs; the backward pass costs twice the
   forward pass; recomputation, elementwise work, gathers and the optimizer are free. Causal attention counts half of
   what the dense core computes, because causality hides half of the logits (Dao 2023, section 4.1), and other exact
-  cores count as the dense one; bidirectional attention, and that of a batch with a bidirectional prefix, counts in
+  cores count as the dense one; bidirectional attention, also of a batch with a bidirectional prefix, counts in
   full. The count walks the traced forward pass (the dot_generals and convolutions in it, times the lengths of the scans
   around them), so it holds for any model.
 

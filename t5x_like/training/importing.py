@@ -47,7 +47,9 @@ def check_parameters(theirs: dict[str, tuple[int, ...]], ours: dict[str, tuple[i
   """Refuse a recipe whose model has parameters of other shapes, such as another head; raise UserError."""
   for name in sorted({*theirs, *ours}):
     if theirs.get(name) != ours.get(name):
-      raise UserError(f"{recipe}: parameter {name} has shape {ours.get(name)}, that of {where} has {theirs.get(name)}")
+      raise UserError(
+        f"{recipe}: parameter {name} has shape {ours.get(name)}, expected {theirs.get(name)} as in {where}"
+      )
 
 
 def write(workdir: str, config: ConfigDict, vocabulary: Vocabulary, step: int, tree: dict[str, Any]) -> None:

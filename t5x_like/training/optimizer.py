@@ -8,8 +8,8 @@ schedule can be changed, an update skipped, or an optimizer started afresh, and 
 
 The tensors of a state have names that do not depend on how the optimizer was put together (`to_named`):
 optax nests states as their transformations are nested, so that clipping or another wrapper would rename every tensor.
-Here a tensor is named by what it is: the statistic's owner, the statistic, the parameter (`adam/mu/encoder/kernel`,
-`adafactor/v_row/…`, `sgd/trace/…`). Tuples, groups of layers and wrappers leave no trace. What is counted for all
+Here a tensor is named by its content: the statistic's owner, the statistic, the parameter (`adam/mu/encoder/kernel`,
+`adafactor/v_row/…`, `sgd/trace/…`). Tuples, groups of layers and wrappers leave no trace. A count for all
 parameters together (`adam/count`) is one scalar, however many groups keep a copy.
 """
 

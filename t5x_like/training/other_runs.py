@@ -1,4 +1,4 @@
-"""What a run takes from elsewhere: the model of imported weights, and that of other runs, with weights and vocabulary.
+"""Take from elsewhere the start of a run: the model of imported weights or of other runs, weights and vocabulary.
 
 Found by name where a workdir holds imported weights, or a recipe names another run. Imported weights fix the model and
 the vocabulary; the recipe decides the rest.
@@ -50,7 +50,7 @@ _TRAINING = (
 )  # cells that are not
 _NEW = ("head/", "scores/")
 _OFF = ("dropout", "drop_path")  # of a teacher
-# Keys of config.model that a run with `init` keeps; the others are those of the run it starts from.
+# Keys of config.model that a run with `init` keeps; the others come from the run it starts from.
 _KEPT = "head scores dropout drop_path resolution window pretrained_windows dtype layers remat".split()
 
 
@@ -178,7 +178,7 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
     theirs = vocabularies.load(f"{directory}/vocabulary")
     names = getattr(theirs, "names", None) and getattr(vocabulary, "names", None)
     told = f"{len(theirs.names)} classes, {_short(theirs.names)}" if names else "another vocabulary"
-    ours = f"the {vocabulary.size} of the data, {_short(vocabulary.names)}" if names else "that of the data"
+    ours = f"the {vocabulary.size} of the data, {_short(vocabulary.names)}" if names else "the data's vocabulary"
     raise UserError(f"config.teacher.workdir: {directory} was trained with {told}, expected {ours}")
   if "resolution" not in config.model or not saved["features"]:
     return

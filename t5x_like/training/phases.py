@@ -1,6 +1,6 @@
 """Phases: stretches of a run on other lengths, batch sizes, rates or corpora, in one workdir.
 
-A recipe's `task` and `batch_size` are those of the last phase and of all evaluations. `config.phases` lists the
+A recipe's `task` and `batch_size` hold for the last phase and for all evaluations. `config.phases` lists the
 differences before: BERT's `{"short": {"until": 900_000, "task": {"length": 128}}}` trains on `config.task` with length
 128 up to step 900,000; `{"ramp": {"until": 10_000, "batch_size": 64}}` starts with smaller batches. A run that ends on
 another store or other rates of a mixture, as for annealing, names the earlier ones in a phase.

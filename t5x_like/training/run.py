@@ -155,7 +155,7 @@ class Run:
     raise stopped(why, step, self.session.checkpoints.steps())
 
   def _roll_back(self, bad: int, why: str) -> None:
-    """Go back to a regular step, and on with the batches after those of step `bad`."""
+    """Go back to a regular step, and on with the batches after step `bad`."""
     session = self.session
     session.checkpoints.wait()
     session.check()

@@ -22,7 +22,7 @@ class Vocabulary(Protocol):
     sentinels: the id of each sentinel; `size - 1 - i` for sentinel i in vocabularies made here.
     extra_ids: the number of sentinels.
     pad_id: the id of padding; None in published vocabularies without it, such as GPT-2's, whose id 0 is a token.
-    mask_id, cls_id, sep_id, bos_id: the ids of those pieces, None if the vocabulary lacks the piece; `special` lends a
+    mask_id, cls_id, sep_id, bos_id: the ids of these pieces, None if the vocabulary lacks the piece; `special` lends a
       sentinel instead.
     decoder_start_id: the first input of an encoder-decoder's decoder: padding in T5, EOS in BART.
     special_ids: the ids that never stand for text: pad, EOS, the existing pieces among the four above, and the

@@ -1,7 +1,7 @@
 """Statistical tests of permutations of range(size): is an epoch's order like a random order?
 
 Each test gives normal scores, deviations from the expectation in standard deviations, so that one two-sided threshold
-holds for all: an order can be too even as well as too uneven. Expectations and variances are those of places drawn
+holds for all: an order can be too even as well as too uneven. Expectations and variances hold for places drawn
 without replacement, exact for correlations and runs at every size; chi-squares have the exact expectation, and become
 normal scores by the cube root of Wilson and Hilferty (1931).
 """

@@ -77,7 +77,7 @@ class Benchmark:
 
 
 def official(place: str, files: Files, split: str, fields: Sequence[str] = ()) -> list[Row]:
-  """Return the rows of a suite's file or, of its archive's directory, those of the split, else of `test`."""
+  """Return the rows of a suite's file or, from its archive's directory, of the split, else of `test`."""
   if files.format == "race" and pathlib.Path(place).is_dir():
     place = f"{split}={place}/**/*.txt"
   elif not pathlib.Path(place).is_dir():
@@ -190,7 +190,7 @@ def _multirc() -> Benchmark:
 
 
 def _right(row: Any) -> list[str]:
-  """Return the right texts of a row: itself, those of several files, or of the first field of _TEXTS and `aliases`."""
+  """Return the right texts of a row: itself, one of each file, or the first field of _TEXTS and `aliases`."""
   if isinstance(row, tuple):
     return [found for own in row for found in _right(own)]
   record = row if isinstance(row, dict) else {"text": row}

@@ -213,7 +213,7 @@ def extended(
     version: the task's name and version; raise the version when its examples change.
     images: its arguments.
     whole: the task whose features it extends.
-    features: its features; those of `whole` that are missing are left out.
+    features: its features; other features of `whole` are left out.
     more: (features of a batch, its random numbers, whether it is for training) -> further features.
     facts: all that the further features depend on; JSON.
   """

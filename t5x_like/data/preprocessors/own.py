@@ -1,6 +1,6 @@
 """User-defined preprocessors: functions named `module:function` in `task.preprocessors`, applied after the task's.
 
-The name of its first parameter decides what a function receives: `example`, the features of one example, or `batch`,
+The name of its first parameter selects a function's input: `example`, the features of one example, or `batch`,
 the features of several, each with a leading batch axis. The function returns all features with unchanged names, shapes
 and dtypes. A parameter `seed` receives a seed for `tf.random.stateless_…` that depends on the run's seed, the epoch and
 the example: int32 [2], or [B, 2] with a batch. Other parameters are arguments:

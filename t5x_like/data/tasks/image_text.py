@@ -43,7 +43,7 @@ class Captioned(examples.Seen):
     source: records with an image and captions: `jsonl:`, `tsv:`, `csv:`, `parquet:` or `tfds:` (COCO's captions are
       `caption_field="captions.text"` of `tfds:coco_captions`); or any source of labelled images, with the label as
       the caption.
-    vocabulary: a directory, such as that of a published model, or `bytes`; see `vocabularies`.
+    vocabulary: a directory, such as a published model's, or `bytes`; see `vocabularies`.
     length: length of a row of text.
     mean, std: by default CLIP's.
     image_field: the field of the encoded image or its path; adjacent records of one path are one image.

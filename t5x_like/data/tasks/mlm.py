@@ -6,7 +6,7 @@ A row has one of the four formats that RoBERTa compares (Liu et al. 2019, sectio
   in half of the rows B follows A in its document, in the other half it is from another document. The cut between them
   is before a sentence; where A begins and a B that follows ends is where the document is cut into chunks of a row's
   length, often within a sentence, as there is no index of sentences (BERT's code collects whole sentences, and then
-  cuts what is too long at either end).
+  cuts longer ones at either end).
 - `sentence_pair`: the same with one sentence each; rows are short.
 - `full_sentences`: [CLS] text [SEP], whole sentences of the stream across documents, [SEP] between documents. Example
   i begins with the first sentence at or after token i * stride and ends where example i + 1 begins, so an epoch has

@@ -1,4 +1,4 @@
-"""Multiple choice, for encoders: each option is a row of its own behind what it answers (Devlin et al. 2019, section
+"""Multiple choice, for encoders: each option is a row of its own behind its question (Devlin et al. 2019, section
 4.4), and a model gives each row one score.
 
   config.task = {"name": "multiple_choice", "source": "jsonl:train=race/train.jsonl,validation=race/dev.jsonl",
@@ -67,7 +67,7 @@ def task(
     placeholder: another spelling of `{option}` in `option`, such as ReCoRD's `@placeholder`.
     label_field: the field of the right option's name; unused with `answers`.
     labels: the options' names, in order; None for numbers from 0.
-    answers: instead, the field with the list of the right options' texts, of which there may be several.
+    answers: instead, the field with the list of the right options' texts, one or several.
     choices: number of options of an example.
     fewer: whether an example may have fewer options, or more, whose last ones are left out.
     length: length of a row, its special tokens included.

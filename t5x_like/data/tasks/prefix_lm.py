@@ -47,7 +47,7 @@ def task(
 
   Args:
     length: of every feature; the window follows from it.
-    architecture: what the features are for.
+    architecture: the kind of model that the features feed.
     documents_end: the end of each document in the store: `eos`, `nothing` or `any`; by default `eos` for
       decoders and `nothing` for encoder-decoders, which T5 trained on joined documents.
     text: see `Text`.

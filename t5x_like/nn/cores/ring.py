@@ -129,7 +129,7 @@ def _zigzag(over, x: jax.Array, back: bool = False) -> jax.Array:
 
 
 def _passed_on(over, held):
-  """Pass `held` on to the next device; return what the previous device held."""
+  """Pass `held` on to the next device; return the previous device's."""
   axes, n = over
   return jax.tree.map(lambda x: jax.lax.ppermute(x, axes, [(i, (i + 1) % n) for i in range(n)]), held)
 

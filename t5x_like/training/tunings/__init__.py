@@ -1,4 +1,4 @@
-"""Which parameters a run trains, and at what rates, by name: `config.tuning = {"name": "layer_decay", "rate": 0.9}`.
+"""The parameters that a run trains, and their rates, by name: `config.tuning = {"name": "layer_decay", "rate": 0.9}`.
 
 One a file, whose `make` takes the options and returns a `Tuning`.
 """

@@ -22,7 +22,7 @@ def make(
     rank: of the adapters.
     alpha: their output is scaled by alpha / rank, so that one learning rate suits many ranks.
     targets: patterns of the kernels that get one: `query`, `value`, `mlp/layer/*`, `*` for all but `also`.
-    also: patterns of parameters that are trained in full; by default those of a head for labels, which is new, but not
+    also: patterns of parameters that are trained in full; by default of a head for labels, which is new, but not
       the kernel of a language model's.
   """
   if not targets:
