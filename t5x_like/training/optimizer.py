@@ -4,7 +4,7 @@ A stack keeps the parameters of its layers in one array with a leading axis. Sta
 mix layers, so the optimizer is mapped over that axis, once for every depth of stack.
 
 Learning rates follow the step of the run, an argument of `update`; an optimizer counts only its own updates. So a
-schedule can be changed, an update skipped, or an optimizer started afresh, and rates stay those at the step.
+schedule can be changed, an update skipped, or an optimizer started afresh, without a change of the rate at a step.
 
 The tensors of a state have names that do not depend on how the optimizer was put together (`to_named`):
 optax nests states as their transformations are nested, so that clipping or another wrapper would rename every tensor.
