@@ -16,6 +16,7 @@ import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
 from t5x_like import evals, recipes, slots
+from t5x_like.architectures.design import Design
 from t5x_like.data import tasks
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.training import tunings
@@ -37,6 +38,7 @@ _SLOTS: dict[str, tuple[slots.Registry, str, tuple[type, ...]]] = {
   "trackers.NAME": ("t5x_like.report.trackers", "Tracker", ()),
 }
 _RECORDS = {
+  "model.design": Design,
   "phases.NAME": config_lib.Phase,
   "init": config_lib.Init,
   "teacher": config_lib.Teacher,
@@ -74,6 +76,43 @@ class Key:
   of: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """The keys of one object or record.
+
+  Attributes:
+    section: as in `Key.name`; empty for the top level.
+    name: the `name` that selects the object; empty for a record.
+    about: the first sentence of its docstring.
+    keys: their names begin with the section.
+  """
+
+  section: str
+  name: str
+  about: str
+  keys: tuple[Key, ...]
+
+
+def groups() -> list[Group]:
+  """Return the keys of the top level, of each record, and of each object that a slot can name."""
+  top = tuple(key for key in keys() if "." not in key.name)
+  found = [Group("", "", sentence(config_lib.Recipe), top)]
+  for section in [*_SLOTS, *_RECORDS]:
+    registry, member, records = _SLOTS.get(section, ({}, "", (_RECORDS.get(section),)))
+    found += [Group(section, "", sentence(record), tuple(_record(section, record))) for record in records]
+    for name in slots.names(registry):
+      one = slots.find(section, name, registry, member)
+      about = sentence(inspect.getmodule(one) if member else one)
+      found.append(Group(section, name, about, tuple(_record(section, one, (name,)))))
+  return found
+
+
+def sentence(thing: Any) -> str:
+  """Return the first sentence of a docstring."""
+  text = " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
+  return re.split(r"(?<=[.])\s+(?=[A-Z`])", text)[0]
+
+
 def keys() -> list[Key]:
   """Return every key of a recipe, by its section."""
   found, comments = [], _comments(config_lib.Recipe)
@@ -92,7 +131,7 @@ def keys() -> list[Key]:
 def _record(section: str, record: Callable, of: tuple[str, ...] = ()) -> list[Key]:
   hints = typing.get_type_hints(record.__init__ if inspect.isclass(record) else record, include_extras=True)
   usual = slots.defaults(record)
-  about = _attributes(inspect.getdoc(record) or "")
+  about = _described_arguments(record)
   return [
     Key(
       f"{section}.{name}",
@@ -128,6 +167,21 @@ def _comments(record: type) -> dict[str, str]:
   lines = inspect.getsource(record).splitlines()
   found = (re.match(r"\s+(\w+): .*?  # (.*)", line) for line in lines)
   return {match[1]: match[2] for match in found if match}
+
+
+def _described_arguments(function: Callable) -> dict[str, str]:
+  """Return the descriptions under "Args:" or "Attributes:" of a function or, for a class, of its bases as well."""
+  layers = [function]
+  if inspect.isclass(function):
+    layers = [part for base in function.__mro__[:-1] for part in (base, vars(base).get("__init__")) if part]
+  found: dict[str, str] = {}
+  for layer in layers:
+    found = _attributes(inspect.cleandoc(layer.__doc__ or "")) | found
+    if inspect.isroutine(layer) and not dataclasses.is_dataclass(function):
+      kinds = typing.get_type_hints(layer).values()
+      for kind in (kind for kind in kinds if typing.get_origin(kind) is typing.Unpack):  # **options of a record
+        found = _described_arguments(typing.get_args(kind)[0]) | found
+  return found
 
 
 def _attributes(doc: str) -> dict[str, str]:
