@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: setup quickstart test test-fuzz test-install test-heavy test-drills test-howtos test-more test-services plans parity lint clean
+.PHONY: setup quickstart test docs test-docs test-fuzz test-install test-heavy test-drills test-howtos test-more test-services plans parity lint clean
 
 setup: $(VENV)/.ready
 
@@ -32,6 +32,17 @@ test-howtos: $(VENV)/.ready
 test-services: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[services]'
 	$(RUN) -m pytest -m services $(PYTEST) tests/corpora tests/store tests/files tests/report
+
+# The documentation site, in build/site; a broken link or anchor is an error. Its tools are installed for it alone.
+docs: $(VENV)/.ready
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(RUN) -m tools.write_reference
+	$(RUN) -m mkdocs build --strict --quiet
+	@echo build/site/index.html
+
+test-docs: $(VENV)/.ready
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(RUN) -m pytest -m site $(PYTEST) tests/test_docs.py
 
 # Hostile configs and files, hundreds of each kind; make test runs a few of each.
 test-fuzz: $(VENV)/.ready
