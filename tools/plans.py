@@ -71,19 +71,27 @@ _KEPT = ("fits", "verdict", "mesh", "batch_size", "memory", "seconds", "mfu", "c
 _PAGE = pathlib.Path("docs/plans.md")
 _INTRODUCTION = """# Plans
 
-Steps compiled for TPU slices that nobody paid for, by `python -m tools.plans`. Each is a
-[plan](how-to/plan-a-run.md): all figures are of one device and step. GB are 10^9 bytes; *sent* are ring bytes, with the
-least that parameters and gradients need beside them, with the token table gathered like any other (programs that
-exchange token vectors instead send less); *seconds* are an estimate, and at least what a step takes; *compiling* is CPU
-time on cores with other work; less busy ones have needed up to a third less.
+The TPU compiler has compiled each of these steps for its slice, on a machine without a TPU. `python -m tools.plans`
+writes this page; [plan a run](how-to/plan-a-run.md) explains the figures. For hours and cost see [size and
+cost](reference/sizing.md).
 
-What is sent beyond the least is mostly of two kinds. Along `tensor`, activations are summed: 298 of the 605 GB of Llama
-405B. And where parameters are gathered from all chips of a three-dimensional torus at once (Llama 70B, T5 on v5p), the
-compiler uses an all-reduce, which sends twice the bytes over the links of all dimensions together: by their rates, it
-takes less time than rings along one dimension after the other. Decoding with parameters split over `fsdp` gathers them
-for every token; over `tensor` they stay where they are, and the 62 GB are mostly sums of activations of the prompts.
+All figures are for one device and one step:
 
-Commands at the end that have no line in the table are still to be run.
+- **GB** are 10^9 bytes.
+- **Sent** counts the bytes that a device sends around rings. In brackets stands the least that parameters and gradients
+  need, with the token table gathered like any other parameter. Programs that exchange token vectors send less.
+- **Seconds** are a lower bound.
+- **Compiling** is CPU time on busy cores. Idle cores need up to a third less.
+
+Two kinds of traffic explain most of the difference from the least:
+
+- **Sums of activations along `tensor`**: 298 of the 605 GB of Llama 405B, and most of the 62 GB of decoding over
+  `tensor`.
+- **All-reduces on three-dimensional tori** (Llama 70B, T5 on v5p). Where parameters are gathered from all chips at once,
+  the compiler uses an all-reduce. It sends twice the bytes, but over the links of all dimensions together, which takes
+  less time than rings along one dimension after the other.
+
+Decode over `tensor`: parameters stay in place. Over `fsdp`, they are gathered again for every token.
 
 """
 
