@@ -87,9 +87,9 @@ Two kinds of traffic explain most of the difference from the least:
 
 - **Sums of activations along `tensor`**: 298 of the 605 GB of Llama 405B, and most of the 62 GB of decoding over
   `tensor`.
-- **All-reduces on three-dimensional tori** (Llama 70B, T5 on v5p). Where parameters are gathered from all chips at once,
-  the compiler uses an all-reduce. It sends twice the bytes, but over the links of all dimensions together, which takes
-  less time than rings along one dimension after the other.
+- **All-reduces on three-dimensional tori** (Llama 70B, T5 on v5p). Where parameters are gathered from all chips at
+  once, the compiler uses an all-reduce. It sends twice the bytes, but over the links of all dimensions together, which
+  takes less time than rings along one dimension after the other.
 
 Decode over `tensor`: parameters stay in place. Over `fsdp`, they are gathered again for every token.
 

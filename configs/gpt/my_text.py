@@ -1,11 +1,14 @@
-"""A small GPT on a text of your own: one file is enough.
+"""A small GPT on a text of your own: one file of half a megabyte or more is enough.
 
-  python -m tools.train_vocabulary --source=text:input.txt --size=1024 --output=data/vocabulary
+  python -m tools.train_vocabulary --source=text:input.txt --kind=bytelevel_bpe --size=1024 --extra_ids=0 \\
+    --output=data/vocabulary
   python -m tools.prepare_data --source=text:input.txt --vocabulary=data/vocabulary --append_eos --output=data/text
   python -m t5x_like.train --config=configs/gpt/my_text.py --workdir=runs/text
+  python -m t5x_like.chat --workdir=runs/text
 
-A modern block at the size of a laptop: 4 layers of 128, rotary positions, RMS norms and no biases, trained with Muon
-(0.9 M parameters). Minutes on two CPU cores; see docs/tutorial.md.
+A modern block at a laptop's size: 0.9 M parameters in 4 layers of 128, rotary positions, RMS norms and no biases,
+trained with Muon. Measured on tinyshakespeare (1.1 MB): 3.19 nats a token on the held-out end (unigram entropy 5.37)
+after 600 steps, 254 CPU seconds. docs/tutorial.md shows the text that it writes.
 """
 
 from t5x_like.config import defaults
