@@ -1,8 +1,8 @@
 """Talks with a model: python -m t5x_like.chat --workdir=runs/gpt
 
-The workdir is a run's or a Hugging Face directory. A decoder trained on conversations answers, another decoder
-continues your text, an encoder-decoder answers or fills <extra_id_0>, and an encoder fills its masks. Answers appear
-token by token. In the terminal, ^C stops an answer, and
+The workdir is a run's, a Hugging Face directory or a name of the Hub. A decoder trained on conversations answers,
+another decoder continues your text, an encoder-decoder answers or fills <extra_id_0>, and an encoder fills its masks.
+Answers appear token by token. In the terminal, ^C stops an answer, and
 
   /reset           forgets the conversation
   /temperature X   draws from logits divided by X; 0 takes the likeliest token
@@ -71,29 +71,18 @@ def _opened(args):
   """Return the `Talk` of a saved model."""
   import jax
 
-  from t5x_like.inference import predictors, strategies
-  from t5x_like.inference.fill_mask import MaskFilling
-  from t5x_like.inference.streaming import Stream
-  from t5x_like.inference.talk import Talk
+  from t5x_like.interop import hub
+  from t5x_like.library import model as library
   from t5x_like.runtime import compile_cache, process
-  from t5x_like.training import trained
 
   process.prepare()
   if jax.process_count() > 1:
     raise UserError("chat runs in one process; start it on one host")
-  compile_cache.use(args.workdir)
-  opened = trained.open_model(args.workdir, 1, args.step)
-  if "image" in opened.features:
-    raise UserError(f"--workdir={args.workdir}: the model is one of images; use python -m t5x_like.predict")
-  flags = {} if args.max_new_tokens is None else {"max_new_tokens": args.max_new_tokens}
-  template = args.template or opened.template
-  predict = predictors.predictor(opened.model, opened.vocabulary, opened.features, flags, template)
-  if isinstance(predict, MaskFilling):
-    return Talk(opened.run, predict, None)
-  filters = {name: getattr(args, name) for name in ("top_k", "top_p", "min_p") if getattr(args, name) is not None}
-  predict.ends = tuple(sorted({*predict.ends, *opened.ends}))
-  context = predict.longest_prompt(args.context)
-  return Talk(opened.run, predict, Stream(opened.run, predict, strategies.restrictions(filters), context, args.seed))
+  compile_cache.use(f"hf://{args.workdir}" if hub.named(args.workdir) else args.workdir)
+  names = ("max_new_tokens", "top_k", "top_p", "min_p")
+  options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+  model = library.load(args.workdir, step=args.step, batch_size=1)
+  return model.talk(template=args.template, context=args.context, seed=args.seed, **options)
 
 
 if __name__ == "__main__":

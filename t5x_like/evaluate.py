@@ -16,9 +16,12 @@ another table of the same suites, such as one made --from_scratch, to all of the
 report.html. With a workdir at an address (gs://…), --output is required. A flag that has no meaning with, or without,
 --suite is refused.
 
---questions='lm_eval/*.jsonl.gz' adds questions to the first run that holds a decoder or an encoder-decoder, asked
-without training (see python -m tools.few_shot), after --shots examples each. --max_examples=200 evaluates on the first
-200 examples of each split, and of each file of questions.
+--questions='lm_eval/*.jsonl.gz' asks the first run that holds a decoder or an encoder-decoder questions without
+training, after --shots examples each, with or without a suite (see python -m tools.few_shot). --max_examples=200
+evaluates on the first 200 examples of each split, and of each file of questions.
+
+The workdir may also be a Hugging Face directory or a name of the Hub. Without --suite and --questions it then needs
+--config=RECIPE with the data.
 """
 
 import dataclasses
@@ -30,6 +33,7 @@ from t5x_like import command_line, slots
 from t5x_like.benchmarks import suites
 from t5x_like.errors import UserError, door
 from t5x_like.files.places import directory, is_remote
+from t5x_like.interop import hub
 
 _QUESTIONS, _AT_ONCE = "questions", 32
 # Flags that have no meaning without --suite.
@@ -66,22 +70,26 @@ def main(argv: list[str]) -> None:
     config_required=False,
   )
   _check_flags(args)
-  if args.suite is not None:
+  if args.suite is not None or args.questions is not None:
     return _suite(args, overrides)
 
   from t5x_like import data, report
   from t5x_like.files.places import check_writable
   from t5x_like.runtime import process
-  from t5x_like.training import trained, workdir
+  from t5x_like.training import opening, workdir
+  from t5x_like.training.build import objective_of
   from t5x_like.training.evaluation import Evaluation
 
+  if hub.named(args.workdir):
+    told = f"hf download {args.workdir} --local-dir DIR"
+    raise UserError(f"{args.workdir}: results are written beside the model; fetch it with {told}, and give DIR")
   process.prepare()
   data.use_cache(args.workdir)
-  run = trained.open_run(args.workdir, args.config, overrides)
+  run = opening.open_run(args.workdir, args.config, overrides)
   config = run.config
   only = None if args.evals is None else args.evals.split(",")
-  evaluation = Evaluation(config, run.model, run.objective, run.rules, only)
-  run.check(evaluation.task.vocabulary)
+  evaluation = Evaluation(config, run.model, objective_of(config), run.rules, only)
+  opening.check(run, evaluation.task.vocabulary)
   if process.first():
     check_writable("--workdir", args.workdir, ("evaluations",))
   step, arrays = run.restore(args.step)
@@ -106,8 +114,9 @@ def main(argv: list[str]) -> None:
 def _check_flags(args) -> None:
   """Raise UserError for a flag that the command would ignore."""
   given = {name for name, value in vars(args).items() if value is not None and value is not False}
-  if args.suite is None and (useless := [name for name in _OF_SUITES if name in given]):
-    more = "; see also python -m tools.few_shot" if "questions" in useless else ""
+  asked = {"questions", "shots", "max_examples", "output"} if args.questions else set()
+  if args.suite is None and (useless := [name for name in _OF_SUITES if name in given - asked]):
+    more = "; or add --questions=FILE" if "shots" in useless or "max_examples" in useless else ""
     raise UserError(f"{_flags(useless)}: only for a suite; leave out, or add --suite=NAME{more}")
   if args.suite is not None and "evals" in given:
     raise UserError("--evals: a suite has its own evaluations; leave it out, and choose among its tasks with --tasks")
@@ -127,7 +136,8 @@ def _suite(args, overrides: list[str]) -> None:
   from t5x_like.report import page
   from t5x_like.runtime import compile_cache, process
 
-  names, workdirs = args.suite.split(","), [directory(word) for word in args.workdir.split(",")]
+  names = args.suite.split(",") if args.suite else []
+  given = [directory(word) for word in args.workdir.split(",")]
   try:
     rates = [float(word) for word in (args.rates or "").split(",") if word]
   except ValueError:
@@ -136,11 +146,12 @@ def _suite(args, overrides: list[str]) -> None:
   if min(*numbers, *rates) <= 0 or (args.shots or 0) < 0:
     raise UserError("--seeds, --epochs, --rates, --max_examples: expected more than 0, and --shots not less")
   process.prepare()
-  if is_remote(workdirs[0]) and not args.output:
-    raise UserError(f"--suite with --workdir={workdirs[0]}: needs --output=DIR, a local directory for its runs")
+  if (is_remote(given[0]) or hub.named(given[0])) and not args.output:
+    raise UserError(f"--workdir={given[0]}: needs --output=DIR, a local directory for the results")
+  workdirs = [hub.directory(word) for word in given]
   form = "from_scratch" if args.from_scratch else ""
-  output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / "+".join(names) / form)
-  process.say(compile_cache.use(workdirs[0]))
+  output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / "+".join(names or [_QUESTIONS]) / form)
+  process.say(compile_cache.use(args.output if hub.named(given[0]) else workdirs[0]))
   options = suite.Options(
     workdirs,
     output,
@@ -158,7 +169,10 @@ def _suite(args, overrides: list[str]) -> None:
     step=args.step,
   )
   others = {_QUESTIONS: _asked(args, output / _QUESTIONS, workdirs)} if args.questions else {}
-  process.say(tables.markdown(suite.run(names, options, others)))
+  found = suite.run(names, options, others)
+  process.say(tables.markdown(found))
+  if not found["tasks"]:
+    raise UserError(f"--questions={args.questions}: {next(iter(found['missing'].values()))}")
   if args.compare and process.first() and not is_remote(workdirs[0]):
     page.write_report(workdirs[0])
 
@@ -170,9 +184,10 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
   """
   from t5x_like.benchmarks import suite
   from t5x_like.inference import questions
+  from t5x_like.library import model as library
   from t5x_like.parallel import distributed
   from t5x_like.runtime import process
-  from t5x_like.training import trained, workdir
+  from t5x_like.training import workdir
 
   if args.from_scratch:
     raise UserError("--questions: a model from scratch has learned nothing to be asked; leave out --from_scratch")
@@ -195,7 +210,7 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
       done = distributed.from_first(lambda name=name: saved(name))
       if done is None or done["asked"] != asked:
         process.say(f"=== {_QUESTIONS}/{name}")
-        asker = asker or questions.Asker(trained.open_model(able, _AT_ONCE, args.step), options)
+        asker = asker or questions.Asker(library.load(able, step=args.step, batch_size=_AT_ONCE), options)
         try:
           done = {"asked": asked, "metrics": asker(file)}
         except UserError as error:

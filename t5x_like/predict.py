@@ -92,9 +92,6 @@ def main(argv: list[str]) -> None:
     ),
     config_required=False,
   )
-  if args.batch_size < 1:
-    raise UserError(f"--batch_size={args.batch_size}: expected at least 1")
-
   import jax
 
   from t5x_like.inference import texts
@@ -114,46 +111,28 @@ def main(argv: list[str]) -> None:
 
 def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   """Return an answer for each line or image; refuse bad input before reading parameters."""
-  from t5x_like.inference import embedding, image_texts, images, predictors, texts
-  from t5x_like.rows import Runner
+  from t5x_like.inference import images, texts
+  from t5x_like.library import model as library
   from t5x_like.runtime import process
-  from t5x_like.training import trained
 
-  run = trained.open_run(args.workdir, args.config, overrides, rows=True)
-  model, config = run.model, run.config
-  needs = model.NEEDS
-  of_images, of_both = "image" in needs, "text_input_tokens" in needs
+  model = library.opened(args.workdir, args.config, overrides, args.step, args.batch_size)
+  of_images, of_both = "image" in model.features, "text_input_tokens" in model.features
   if of_both != (args.texts is not None):
     found, expected = ("a", "a file of texts to choose from") if of_both else ("no", "none")
     raise UserError(f"--texts={args.texts}: the model is {found} model of images and texts, expected {expected}")
   choices = texts.read(args.texts, flag="--texts") if of_both else None
   inputs = images.files(args.input) if of_images else texts.read(args.input, args.text_field)
-  if not run.identity["features"] and not of_images and not args.embed:
-    raise UserError(f"{args.workdir}: holds imported weights, and no step was trained yet; train first")
-  vocabulary = run.vocabulary()
-  flags = {name: getattr(args, name) for name, *_ in GENERATION if getattr(args, name) is not None}
-  if of_images:
-    given = (model, vocabulary, config.task.to_dict(), flags)
-    predict = images.predictor(*given) if choices is None else image_texts.TextChoice(*given, choices)
-    step, arrays = run.restore(args.step)
-    process.say(f"{args.workdir}: step {step}; {len(inputs)} files")
-    answers = predict(Runner(model, run.rules, arrays, args.batch_size), inputs)
-    if skipped := images.told(answers):
-      process.say(f"{skipped}; `error` in the output says which")
-    return answers
+  options = {name: getattr(args, name) for name, *_ in GENERATION if getattr(args, name) is not None}
   if args.embed:
-    if flags:
-      raise UserError(f"--{next(iter(flags))}: --embed generates nothing; leave out either")
-    predict = embedding.Embedding(model, vocabulary, args.embed)
-    step, arrays = run.restore(args.step)
-    process.say(f"{args.workdir}: step {step}; {len(inputs)} lines")
-    return predict(Runner(model, run.rules, arrays, args.batch_size), predict.encode(inputs, "--input"), inputs)
-  template = config.task.template if config.task.name in ("chat", "preferences") else None
-  predict = predictors.predictor(model, vocabulary, run.row_features(), flags, template)
-  ids = predict.encode(inputs, f"--input={args.input}")
-  step, arrays = run.restore(args.step)
-  process.say(f"{args.workdir}: step {step}; {len(inputs)} lines")
-  return predict(Runner(model, run.rules, arrays, args.batch_size), ids, inputs)
+    if options:
+      raise UserError(f"--{next(iter(options))}: --embed generates nothing; leave out either")
+    answers = model.embed(inputs, args.embed)
+  else:
+    answers = model.predict(inputs, choices, origin=f"--input={args.input}", **options)
+  process.say(f"{args.workdir}: step {model.step}; {len(inputs)} {'files' if of_images else 'lines'}")
+  if of_images and (skipped := images.told(answers)):
+    process.say(f"{skipped}; `error` in the output says which")
+  return answers
 
 
 if __name__ == "__main__":

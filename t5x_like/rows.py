@@ -98,30 +98,6 @@ class Runner:
     return self._made.setdefault(function, jax.jit(run))
 
 
-@dataclasses.dataclass(frozen=True)
-class Opened:
-  """A model that is ready for use.
-
-  Attributes:
-    run: applies the model to rows, with the parameters of a checkpoint.
-    vocabulary: the vocabulary that it was trained with.
-    features: the shapes of the features of a row in training.
-    ends: ids that end a text; empty for a model of images.
-    template: the chat template of a decoder trained on conversations, else None.
-  """
-
-  run: Runner
-  vocabulary: Any
-  features: dict[str, list[int]]
-  ends: tuple[int, ...]
-  template: str | None = None
-
-  @property
-  def model(self):
-    """The abstract model."""
-    return self.run.model
-
-
 def in_batches(
   run: Callable, rules: Rules, batch_size: int, lengths: Sequence[int], features: Callable
 ) -> list[tuple[np.ndarray, ...]]:

@@ -14,7 +14,7 @@ from t5x_like.data import task as tasks
 from t5x_like.evals import Setting, loss, span_infilling
 from t5x_like.inference import generation
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import trained as trained_run
+from t5x_like.training import opening
 from tests.runs import NANO
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("compiled")
 @pytest.fixture(scope="module")
 def restored(trained):
   """(parts, task, arrays) of the finished run."""
-  run = trained_run.open_run(str(trained), NANO, [])
+  run = opening.open_run(str(trained), NANO, [])
   task = tasks.build(split="validation", **run.config.task.to_dict())
   return run, task, run.restore()[1]
 
@@ -124,7 +124,7 @@ def test_several_tasks_and_splits_in_one_run_are_those_of_the_door(tmp_path, res
   assert train.main([f"--config={NANO}", f"--workdir={tmp_path}", *flags]) == 0
   (loop,) = [row for row in read_metrics(tmp_path) if "eval/same/loss" in row]
   parts, task, _ = restored
-  run = trained_run.open_run(str(tmp_path), NANO, [])
+  run = opening.open_run(str(tmp_path), NANO, [])
   arrays = run.restore()[1]
   for name, changes, split, most in (
     (task.name, {}, "validation", 16),

@@ -24,7 +24,7 @@ FLOORS = {
   **dict.fromkeys(("recipes", "report"), 2.5),
   **dict.fromkeys(("training", "inference"), 3),
   "benchmarks": 3.2,
-  "listing": 3.4,
+  **dict.fromkeys(("library", "listing"), 3.4),
   "planning": 3.5,
   "command_line": 3.5,  # what the doors share
   **dict.fromkeys(("train", "evaluate", "predict", "chat", "plan"), 4),
@@ -126,7 +126,8 @@ def test_no_file_is_long():
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "joblib.load", "torch.load", "yaml.load"}
 # Who imports a module by name: names in a list of the program's own files, and those that `trust` admits.
-IMPORTERS = {"t5x_like/slots.py", "t5x_like/trust.py", "t5x_like/interop/hf.py", "tools/benchmark/__main__.py"}
+OF_OWN_LISTS = {"t5x_like/__init__.py", "t5x_like/slots.py", "t5x_like/interop/hf.py", "tools/benchmark/__main__.py"}
+IMPORTERS = OF_OWN_LISTS | {"t5x_like/trust.py"}
 
 
 def test_nothing_that_is_read_can_execute_code():

@@ -11,20 +11,19 @@ newest checkpoint of the workdir (or --step) with its tokenizer, and loads with 
 
 import dataclasses
 import functools
-import pathlib
-import tempfile
 
 from t5x_like import command_line, recipes, slots
 from t5x_like.errors import UserError, door
 from t5x_like.files import checked_json
-from t5x_like.files.places import directory, is_remote, place
+from t5x_like.files.places import directory, place
+from t5x_like.interop import hub
 from t5x_like.runtime.huge_pages import use_huge_pages
 
 
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.convert_hf")
-  parser.add_argument("--input", required=True, metavar="DIR", help="a Hugging Face directory, or a workdir")
+  parser.add_argument("--input", required=True, metavar="DIR", help="a Hugging Face directory or name, or a workdir")
   kind = functools.partial(directory, flag="--output")
   parser.add_argument(
     "--output", required=True, type=kind, metavar="DIR", help="the new workdir or Hugging Face directory"
@@ -43,6 +42,7 @@ def main(argv: list[str] | None = None) -> None:
   output = place(args.output)
   if output.exists() and (not output.is_dir() or output.names()):
     raise UserError(f"--output={output}: exists and is not empty; give a new directory")
+  args.input = hub.directory(args.input)
   if _is_workdir(args.input):
     if args.config or overrides:
       raise UserError(f"--config: {args.input} is a workdir, which has its own; leave the flag out")
@@ -63,26 +63,15 @@ def _is_workdir(path: str) -> bool:
 
 
 def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> None:
-  from t5x_like.interop import hf
-  from t5x_like.nn import params
+  from t5x_like.library import model as library
   from t5x_like.parallel.mesh import make_mesh
   from t5x_like.parallel.rules import Rules
   from t5x_like.runtime import process
-  from t5x_like.training import trained
 
   process.prepare()
-  run = trained.open_saved(workdir, Rules.make(make_mesh({"data": -1})))
-  found, arrays = run.restore(step)
-  vocabulary = run.vocabulary()
-  labels = getattr(vocabulary, "names", ())  # of a model of images
-  with tempfile.TemporaryDirectory() as aside:
-    made = pathlib.Path(aside if is_remote(output) else output)
-    hf.save(trained.finished(params.with_arrays(run.model, arrays)), str(made), dtype=dtype, labels=labels)
-    for name, data in vocabulary.exported().items():
-      (made / name).write_bytes(data)
-    for file in made.iterdir() if is_remote(output) else ():
-      (place(output) / file.name).write_bytes(file.read_bytes())
-  process.say(f"{output}: step {found} of {workdir}")
+  model = library.load(workdir, step=step, rules=Rules.make(make_mesh({"data": -1})))
+  model.save_hf(output, dtype)
+  process.say(f"{output}: step {model.step} of {workdir}")
 
 
 def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sentinels: str | None) -> None:

@@ -30,13 +30,13 @@ from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
 from t5x_like.files.places import directory
 from t5x_like.inference import questions
-from t5x_like.training import trained
+from t5x_like.library import model as library
 
 
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.few_shot")
-  given = "of the model, or a Hugging Face directory"
+  given = "of the model, or a Hugging Face directory, or a name of the Hub"
   parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help=given)
   parser.add_argument("--input", required=True, action="append", metavar="FILE", help="questions; repeatable")
   parser.add_argument("--shots", type=int, default=0, metavar="K", help="examples before each question (default: 0)")
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
   output = outputs.Output(args.output, inputs=inputs) if args.output else None
   examples = questions.read(args.examples) if args.examples else None
   options = {field.name: getattr(args, field.name) for field in dataclasses.fields(questions.Options)}
-  opened = trained.open_model(args.workdir, args.batch_size)
+  opened = library.load(args.workdir, batch_size=args.batch_size)
   asker = questions.Asker(opened, questions.Options(**options), examples)
   results, refused = {}, []
   for name, file in files.items():

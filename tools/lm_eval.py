@@ -1,7 +1,7 @@
 """Runs EleutherAI's lm_eval on a model of ours: python -m tools.lm_eval --workdir=runs/gpt2 --tasks=lambada_openai,piqa
 
-Needs lm_eval: pip install 't5x-like[eval]'. The model is a run's or a Hugging Face directory's.
-Tasks come from lm_eval and from --include_path; results are printed as its table and written as JSON. From Python:
+Needs lm_eval: pip install 't5x-like[eval]'. The model is a run's, a Hugging Face directory's or a name of the Hub.
+Tasks are lm_eval's, and those of --include_path; results are printed as its table and written as JSON. From Python:
 `lm_eval.simple_evaluate(model=tools.lm_eval.Model(WORKDIR), …)`.
 """
 
@@ -15,7 +15,7 @@ from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
 from t5x_like.files.places import directory
 from t5x_like.inference import prompts, strategies
-from t5x_like.training import trained
+from t5x_like.library import model as library
 
 _ROWS = 64  # in a batch
 
@@ -37,7 +37,7 @@ def model_class() -> type:
     """A trained model, ours or a published one, driven like the models of lm_eval's own Hugging Face backend.
 
     Args:
-      workdir: of a run, or a Hugging Face directory.
+      workdir: of a run, or a Hugging Face directory, or a name of the Hub.
       batch_size: rows in a batch.
       longest: the most tokens of a text; None for the length that the model was made or trained for.
       start: whether every context begins with the start token, as our documents do; otherwise only what the tokenizer
@@ -46,7 +46,7 @@ def model_class() -> type:
 
     def __init__(self, workdir: str, *, batch_size: int = _ROWS, longest: int | None = None, start: bool = False):
       super().__init__()
-      self._opened = trained.open_model(workdir, batch_size)
+      self._opened = library.load(workdir, batch_size=batch_size)
       self._prompts = prompts.Prompts(self._opened, longest, start)
       self.backend = "seq2seq" if self._prompts.both else "causal"
 
@@ -116,7 +116,7 @@ def __getattr__(name: str):
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.lm_eval")
-  given = "of the model, or a Hugging Face directory"
+  given = "of the model, or a Hugging Face directory, or a name of the Hub"
   parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help=given)
   parser.add_argument("--tasks", required=True, metavar="TASK,TASK", help="lm_eval's names")
   parser.add_argument("--num_fewshot", type=int, metavar="K", help="examples before each question")

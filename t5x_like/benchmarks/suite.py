@@ -26,12 +26,13 @@ from t5x_like.benchmarks import facts as suite_facts
 from t5x_like.benchmarks.suites import Benchmark, Form, Suite
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files.places import check_writable, is_remote
+from t5x_like.files.places import check_writable, is_remote, place
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
-from t5x_like.training import selection, trained
+from t5x_like.training import opening, selection, trained
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import assemble
+from t5x_like.training.build import objective_of
 from t5x_like.training.evaluation import Evaluation, Group
 from t5x_like.training.loop import train
 from t5x_like.training.resolve import resolve
@@ -114,10 +115,10 @@ def run(names: Sequence[str], options: Options, others: Mapping[str, Callable[[]
     parts[name] = tables.results(name, own, found, missing)
     if process.first() and found and several:
       tables.write(own.output, parts[name])
-  if not any(part["tasks"] for part in parts.values()):
+  if names and not any(part["tasks"] for part in parts.values()):
     raise _nothing(names, parts)
   parts |= {name: tables.results(name, options, *make()) for name, make in others.items()}
-  results = tables.joined(parts) if several else parts[names[0]]
+  results = tables.joined(parts) if several else next(iter(parts.values()))
   if other and process.first():
     results["compared"] = comparison.compared(other, results)
   if process.first():
@@ -188,10 +189,7 @@ def _folder(rate: float | None, seed: int) -> str:
 
 def kind(workdir: str) -> str:
   """Return the form in which tasks are learned, from the pretrained run's architecture."""
-  saved = workdirs.read(workdir)
-  if saved is None:
-    raise UserError(f"--workdir={workdir}: holds no run; give the workdir of a pretrained model")
-  features = saved["features"]
+  features = opening.features_of(trained.identity_of(workdir))
   if "decoder_input_tokens" in features:
     return "text" if "encoder_input_tokens" in features else "decoder"
   return "encoder"
@@ -280,9 +278,9 @@ def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dic
   """Return the step of the best checkpoint and its evaluations, the first of them also on the test splits."""
   first, values = next(iter(config.evals.to_dict().items()))
   added = {name: {"name": first} | values | {"split": split, "max_examples": None} for name, split in tests.items()}
-  run = trained.open_run(str(folder), None, [f"evals.{name}={json.dumps(one)}" for name, one in added.items()])
+  run = opening.open_run(str(folder), None, [f"evals.{name}={json.dumps(one)}" for name, one in added.items()])
   step, arrays = run.restore(None, selection.FOLDER)
-  return step, Evaluation(run.config, run.model, run.objective, run.rules)(arrays)
+  return step, Evaluation(run.config, run.model, objective_of(run.config), run.rules)(arrays)
 
 
 def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, seed: int, workdir: str, options: Options):
@@ -313,9 +311,7 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
 
 def _prepared(options: Options) -> str:
   """Return the directory of the tasks' prepared examples."""
-  shared = [
-    place for place in (os.environ.get("T5X_LIKE_CACHE"), options.workdirs[0]) if place and not is_remote(place)
-  ]
+  shared = [one for one in (os.environ.get("T5X_LIKE_CACHE"), options.workdirs[0]) if one and not is_remote(one)]
   return f"{shared[0].rstrip('/')}/suites/prepared" if shared else str(options.output / "prepared")
 
 
@@ -329,12 +325,13 @@ def _asked(workdir: str, options: Options) -> dict[str, Any]:
   """Return the facts that determine a run's result besides its task, rate and seed."""
   step = [] if options.step is None else [options.step]
   if not step and not options.from_scratch:
-    with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
-      step = checkpoints.steps()[-1:]
+    if place(f"{workdir}/checkpoints").exists():  # a published model has none
+      with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
+        step = checkpoints.steps()[-1:]
   keys = {key: value for key, _, value in (word.partition("=") for word in options.overrides)}
   names = ("epochs", "from_scratch", "max_examples")
-  place = workdir if is_remote(workdir) else os.path.abspath(workdir)
-  asked = {"workdir": place, "step": step, "config": options.recipe}
+  where = workdir if is_remote(workdir) else os.path.abspath(workdir)
+  asked = {"workdir": where, "step": step, "config": options.recipe}
   asked |= {name: getattr(options, name) for name in names}
   return asked | {f"config.{key}": value for key, value in sorted(keys.items())}
 

@@ -96,21 +96,21 @@ class Likelihood:
       "counts": np.array([[len(continuation), len(row) - 1] for (_, continuation), row in zip(pairs, rows)], np.int32),
     }
 
-    def function(model, batch):
-      tokens_BT, valid_BT, (wanted_B1, read_B1) = batch["tokens"], batch["valid"], jnp.split(batch["counts"], 2, 1)
-      places = jnp.arange(tokens_BT.shape[1])
-      features = {"decoder_input_tokens": tokens_BT, "decoder_segment_ids": valid_BT}
-      if "decoder_causal_attention" in self._features:
-        features["decoder_causal_attention"] = (places <= read_B1 - wanted_B1) & (valid_BT > 0)
-      targets_BT = jnp.where(places == read_B1 - 1, batch["last"], jnp.roll(tokens_BT, -1, axis=1))
-      wanted_BT = (places >= read_B1 - wanted_B1) & (places < read_B1)
-      return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, wanted_BT)
-
     # Padding to a bucket costs little, and keeps few shapes for contexts of any length.
     ids = [row[:-1] for row in rows]
-    found = self._run(function, ids, extras, lambda length: padded_length(length, self.longest))
+    found = self._run(self._row, ids, extras, lambda length: padded_length(length, self.longest))
     cut = [len(context) + len(continuation) > self.longest + 1 for context, continuation in pairs]
     return [Scored(float(total), bool(greedy), lost) for (total, greedy), lost in zip(found, cut)]
+
+  def _row(self, model, batch) -> tuple[jax.Array, jax.Array]:
+    tokens_BT, valid_BT, (wanted_B1, read_B1) = batch["tokens"], batch["valid"], jnp.split(batch["counts"], 2, 1)
+    places = jnp.arange(tokens_BT.shape[1])
+    features = {"decoder_input_tokens": tokens_BT, "decoder_segment_ids": valid_BT}
+    if "decoder_causal_attention" in self._features:
+      features["decoder_causal_attention"] = (places <= read_B1 - wanted_B1) & (valid_BT > 0)
+    targets_BT = jnp.where(places == read_B1 - 1, batch["last"], jnp.roll(tokens_BT, -1, axis=1))
+    wanted_BT = (places >= read_B1 - wanted_B1) & (places < read_B1)
+    return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, wanted_BT)
 
   def _of_targets(self, pairs) -> list[Scored]:
     width = padded_length(max(len(continuation) for _, continuation in pairs), self.longest_answer)
@@ -119,23 +119,23 @@ class Likelihood:
       targets[row, : len(continuation)] = continuation
     counts = np.array([[len(continuation)] for _, continuation in pairs], np.int32)
 
-    def function(model, batch):
-      targets_BT = batch["targets"]
-      start = jnp.full_like(targets_BT[:, :1], model.variant.tokens.start)
-      features = {
-        "encoder_input_tokens": batch["tokens"],
-        "decoder_input_tokens": jnp.concatenate([start, targets_BT[:, :-1]], axis=1),
-      }
-      wanted_BT = jnp.arange(width) < batch["counts"]
-      if "encoder_segment_ids" in self._features:
-        features |= {"encoder_segment_ids": batch["valid"], "decoder_segment_ids": jnp.ones_like(targets_BT)}
-      return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, wanted_BT)
-
     contexts = [list(context)[-self.longest :] for context, _ in pairs]
     extras = {"targets": targets, "counts": counts}
-    found = self._run(function, contexts, extras, lambda length: padded_length(length, self.longest))
+    found = self._run(self._target, contexts, extras, lambda length: padded_length(length, self.longest))
     cut = [len(context) > self.longest for context, _ in pairs]
     return [Scored(float(total), bool(greedy), lost) for (total, greedy), lost in zip(found, cut)]
+
+  def _target(self, model, batch) -> tuple[jax.Array, jax.Array]:
+    targets_BT = batch["targets"]
+    start = jnp.full_like(targets_BT[:, :1], model.variant.tokens.start)
+    features = {
+      "encoder_input_tokens": batch["tokens"],
+      "decoder_input_tokens": jnp.concatenate([start, targets_BT[:, :-1]], axis=1),
+    }
+    wanted_BT = jnp.arange(targets_BT.shape[1]) < batch["counts"]
+    if "encoder_segment_ids" in self._features:
+      features |= {"encoder_segment_ids": batch["valid"], "decoder_segment_ids": jnp.ones_like(targets_BT)}
+    return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, wanted_BT)
 
 
 def positions(inputs) -> int | None:

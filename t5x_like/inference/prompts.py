@@ -18,7 +18,7 @@ class Prompts:
   """The prompts of a decoder or an encoder-decoder, which reads the context in its encoder.
 
   Args:
-    opened: the model, a `rows.Opened`.
+    opened: the model, a `library.model.Model`.
     longest: the most tokens that it reads, see `Likelihood`.
     start: whether the contexts of a decoder begin with the start token, as our documents do. Otherwise only the ids
       that the tokenizer of published weights adds by itself stand around a context.

@@ -132,7 +132,7 @@ class Asker:
   questions with any truncated context.
 
   Args:
-    opened: the model, a `rows.Opened`.
+    opened: the model, a `library.model.Model`.
     options: the options of asking.
     examples: the source of answered examples; None is the file of the question itself.
   """

@@ -63,14 +63,7 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
   Raises:
     UserError: a field or tensor is missing, unknown, unsupported or of another shape; names it and the file.
   """
-  directory = fetched(str(path))
-  text, family, files, model_class, arguments = _read(directory)
-
-  def make(key):
-    return model_class(nnx.Rngs(params=key), dtype=dtype, layers=layers, **arguments)
-
-  with _sizes_of(f"{directory}/config.json"):
-    model = jax.eval_shape(make, jax.random.key(0))
+  model, family, files = _abstract(path, dtype, layers)
   mapping = Mapping(model)
   family.tensors(mapping)
   _check(mapping, files)
@@ -80,9 +73,26 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
     sharding = rules.sharding(holder.axes) if rules is not None else None
     arrays[name] = jax.device_put(array, sharding)
     jax.block_until_ready(arrays[name])
-  model = params.with_arrays(model, arrays)
+  return params.with_arrays(model, arrays)
+
+
+def abstract(path: str, *, dtype: str = "float32", layers: str = "scan") -> nnx.Module:
+  """Return the abstract model of a directory, without reading its weights; see `load`."""
+  return _abstract(path, dtype, layers)[0]
+
+
+def _abstract(path: str, dtype: str, layers: str):
+  """Return (abstract model, family, files) of a directory."""
+  directory = fetched(str(path))
+  text, family, files, model_class, arguments = _read(directory)
+
+  def make(key):
+    return model_class(nnx.Rngs(params=key), dtype=dtype, layers=layers, **arguments)
+
+  with _sizes_of(f"{directory}/config.json"):
+    model = jax.eval_shape(make, jax.random.key(0))
   model.origin = Origin(str(directory), text, files.dtype)
-  return model
+  return model, family, files
 
 
 def architecture(path: str) -> tuple[type, Variant]:

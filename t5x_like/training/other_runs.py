@@ -3,11 +3,11 @@
 Found by name where a workdir holds imported weights, or a recipe names another run. Imported weights fix the model and
 the vocabulary; the recipe decides the rest.
 
-`config.init` and `config.teacher` name the workdir of a run, ours or made by `tools.convert_hf`. The run of `init` may
-have another task and another head. It gives the architecture, the vocabulary and every parameter that both models have;
-the recipe keeps its head, dropout and ways of computing. Only heads and adapters are new, and the other run's adapters
-are merged. A longer table of positions repeats the other's (Beltagy et al. 2020, section 5), a shorter one is its
-beginning; one for images is interpolated.
+`config.init` and `config.teacher` name the workdir of a run, a Hugging Face directory or a name of the Hub. The run of
+`init` may have another task and another head. It gives the architecture, the vocabulary and every parameter that both
+models have; the recipe keeps its head, dropout and ways of computing. Only heads and adapters are new, and the other
+run's adapters are merged. A longer table of positions repeats the other's (Beltagy et al. 2020, section 5), a shorter
+one is its beginning; one for images is interpolated.
 
 A teacher may be of any family. Its parameters stand in the state beside the trained ones, as DPO's reference does:
 split over the same mesh, saved, restored and never changed. A resumed run takes them from its own checkpoint.
@@ -85,11 +85,11 @@ def inherited(config: ConfigDict) -> ConfigDict:
   if not values["inherit"]:
     return found
   directory = values["workdir"]
-  saved = workdirs.read(directory)
+  saved = trained.found(directory)
   if saved is None:
     raise UserError(
       f"config.init.workdir: {directory} holds no run ({workdirs.FILE} is not there); give the workdir of a run, or"
-      " make one of a Hugging Face directory with python -m tools.convert_hf"
+      " a Hugging Face directory"
     )
   with found.unlocked(), found.ignore_type():
     own = {key: value for key, value in config.model.to_dict().items() if key in _KEPT}
@@ -105,7 +105,7 @@ def inherited(config: ConfigDict) -> ConfigDict:
     if found.task.get("store") is not None or "vocab_size" not in found.model:
       return found  # the store has its own, see `assembly`; images may have other classes
     if found.task.get("vocabulary") is None:
-      found.task.vocabulary = f"{directory.rstrip('/')}/vocabulary"
+      found.task.vocabulary = trained.vocabulary_at(directory, saved)
     else:
       workdirs.check_vocabulary(directory, saved, vocabularies.load(found.task.vocabulary), found.task.vocabulary)
   return found
@@ -132,11 +132,11 @@ def teacher(config: ConfigDict, computed: dict[str, Any], platform: str | None) 
   """
   values = slots.fill("config.teacher", config.teacher, config_lib.Teacher)
   directory, model = values["workdir"], values["model"]
-  saved = workdirs.read(directory) if values["inherit"] and directory not in (None, RANDOM) else None
+  saved = trained.found(directory) if values["inherit"] and directory not in (None, RANDOM) else None
   if saved is None and not model:
     raise UserError(
-      f"config.teacher.workdir: found {directory!r}, expected the workdir of a run; train the teacher first, or make a"
-      " workdir of a Hugging Face directory with python -m tools.convert_hf"
+      f"config.teacher.workdir: found {directory!r}, expected the workdir of a run; train the teacher first, or give"
+      " a Hugging Face directory"
     )
   model = model_slot("teacher.model", ConfigDict((saved["model"] if saved else model) | computed), platform)
   for key in (key for key in _OFF if key in model):
@@ -159,7 +159,7 @@ def check(config: ConfigDict, vocabulary, workdir: str) -> None:
 def _check_start(config: ConfigDict, vocabulary) -> None:
   """Refuse data of another vocabulary than the run of `config.init` has; classes of images may differ."""
   if config.init and ("resolution" not in config.model or "vocab_size" in config.model):
-    saved = workdirs.read(config.init.workdir)
+    saved = trained.found(config.init.workdir)
     if saved is None:
       raise UserError(f"config.init.workdir: {config.init.workdir} holds no run; restore it, its vocabulary is needed")
     workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "the data's")
@@ -171,11 +171,11 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
   A teacher that is gone is not missed here: a resumed run has its parameters.
   """
   directory = config.teacher.get("workdir")
-  saved = workdirs.read(directory) if directory not in (None, RANDOM) else None
+  saved = trained.found(directory) if directory not in (None, RANDOM) else None
   if saved is None:
     return
   if workdirs.vocabulary_print(saved) != vocabulary.fingerprint:
-    theirs = vocabularies.load(f"{directory}/vocabulary")
+    theirs = vocabularies.load(trained.vocabulary_at(directory, saved))
     names = getattr(theirs, "names", None) and getattr(vocabulary, "names", None)
     told = f"{len(theirs.names)} classes, {_short(theirs.names)}" if names else "another vocabulary"
     ours = f"the {vocabulary.size} of the data, {_short(vocabulary.names)}" if names else "the data's vocabulary"
@@ -252,7 +252,7 @@ def _taught(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
   if directory == RANDOM:
     process.say("teacher: random weights, from which nothing can be learned; set --config.teacher.workdir")
     return state
-  if directory is None or workdirs.read(directory) is None:
+  if directory is None or trained.found(directory) is None:
     raise UserError(f"config.teacher.workdir: found {directory!r}, which holds no run; give the workdir of the teacher")
   step, arrays, _ = _of_run(directory, config.teacher.step, parts)
   made = dict(state.params)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -69,6 +69,7 @@ class Session:
     past: the record of earlier starts.
     checkpoints: of the run.
     saved: the step saved last.
+    callbacks: called with the step and the metrics of every line, in all processes.
 
   Raises:
     UserError: another run holds the workdir, it cannot be written, its run has another config, or the processes have
@@ -78,6 +79,7 @@ class Session:
   def __init__(self, address: str, config: ConfigDict, identity: dict[str, Any], trackers: Sequence = ()):
     self.address, self.identity, self.saved, self._noted = address, identity, 0, False
     self._config, self._primary, self._trackers = config, process.first(), trackers
+    self.callbacks: list[Callable[[int, dict[str, float]], object]] = []
     self._writer: MetricsWriter | None = None
     self._mirror = slots.module("mirror", files).Mirror(address) if is_remote(address) else None
     self.workdir = self._mirror.local if self._mirror else pathlib.Path(address)
@@ -190,6 +192,8 @@ class Session:
   def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
     """Append a line to `metrics.jsonl`."""
     self._writer.write(step, metrics)
+    for told in self.callbacks:
+      told(step, metrics)
 
   def write_samples(self, step: int, samples: list[dict[str, Any]]) -> None:
     """Write the samples of an evaluation, if there are any."""

@@ -13,13 +13,13 @@ import tests.recipes.nano_image  # noqa: F401 -- the variant that the runs are o
 from t5x_like import evaluate, train
 from t5x_like.data.features import Feature, images
 from t5x_like.errors import UserError
+from t5x_like.library.model import load
 from t5x_like.models import deit, vit
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.objectives.classification import Objective as Classification
 from t5x_like.objectives.distillation import Objective
 from t5x_like.report.writer import read_metrics
-from t5x_like.training.trained import open_model
 from tests.fine_tuning import fine_tuning
 from tests.models.families import Case, model
 from tests.runs import assert_same_bits, restored
@@ -174,7 +174,7 @@ def test_the_teacher_keeps_every_bit_and_a_run_resumes_to_the_same_ones(taught, 
 
 @pytest.mark.more
 def test_a_finished_student_has_no_teacher(taught, tmp_path):
-  found = open_model(str(taught / "student"), 8)
+  found = load(str(taught / "student"), batch_size=8)
   assert convert_hf.main([f"--input={taught}/student", f"--output={tmp_path}/hf"]) == 0
   config = json.loads((tmp_path / "hf" / "config.json").read_text())
   assert config["architectures"] == ["DeiTForImageClassificationWithTeacher"] and found.vocabulary.size == 10

@@ -11,8 +11,8 @@ import transformers
 import tests.recipes.nano
 import tests.recipes.nano_decoder  # noqa: F401 -- the variants that the runs are of
 from parity.test_live_generate import ROWS, SEARCHES, compare
+from t5x_like.library import model as library
 from t5x_like.nn import params
-from t5x_like.training import trained
 from tests.runs import run
 from tools import convert_hf
 
@@ -52,9 +52,9 @@ def both(request, tmp_path_factory):
   train(*tuned, f"--workdir={folder}/tuned", "--config.total_steps=30")
   assert convert_hf.main([f"--input={folder}/tuned", f"--output={folder}/exported"]) == 0
 
-  opened = trained.open_model(f"{folder}/tuned", ROWS)
+  opened = library.load(f"{folder}/tuned", batch_size=ROWS)
   ours = params.with_arrays(opened.model, opened.run.arrays)
-  before = trained.open_model(f"{folder}/base", ROWS).run.arrays
+  before = library.load(f"{folder}/base", batch_size=ROWS).run.arrays
   assert all(np.abs(x - before[name]).max() > 0 for name, x in opened.run.arrays.items() if "kernel" in name)
   theirs = getattr(transformers, RECIPES[request.param]).from_pretrained(f"{folder}/exported").eval()
   ids = [opened.vocabulary.encode(text) for text in TEXTS]

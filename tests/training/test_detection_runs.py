@@ -7,8 +7,8 @@ import pytest
 
 from t5x_like import evaluate, predict, train
 from t5x_like.data.images import store
+from t5x_like.library.model import load
 from t5x_like.report.writer import read_metrics
-from t5x_like.training.trained import open_model
 from tests.runs import assert_same_bits
 from tools import convert_hf
 
@@ -89,7 +89,7 @@ def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
   assert config["model_type"] == "detr" and config["id2label"] == {str(n): str(n) for n in range(10)}
   flags = (f"--config.task.cache={whole}/cache", "--config.task.boxes=6", "--config.model.labels=3")
   assert convert_hf.main([f"--input={there}", f"--output={back}", f"--config={RECIPE}", *flags]) == 0
-  one, other = (open_model(str(path), 8).run.arrays for path in (whole / "whole", back))
+  one, other = (load(str(path), batch_size=8).run.arrays for path in (whole / "whole", back))
   assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 

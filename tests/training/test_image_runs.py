@@ -11,11 +11,11 @@ import pytest
 
 from t5x_like import evaluate, train
 from t5x_like.architectures.image_encoder import patchified
+from t5x_like.library.model import load
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask
 from t5x_like.report.writer import read_metrics
-from t5x_like.training.trained import open_model
 from tests.runs import LAUNCHER, assert_same_bits, restored
 from tests.runs import run as in_processes
 from tools import convert_hf
@@ -58,7 +58,7 @@ def test_metrics_of_images_are_written_and_found_again(whole, capsys):
   assert evaluate.main([f"--workdir={whole}/whole", "--evals=image_classification"]) == 0
   found = json.loads(next((whole / "whole" / "evaluations").glob("*.json")).read_text())["metrics"]
   assert found["top1"] == last["eval/digits_image_classification/top1"]
-  assert open_model(str(whole / "whole"), 8).vocabulary.names == tuple("0123456789")
+  assert load(str(whole / "whole"), batch_size=8).vocabulary.names == tuple("0123456789")
   assert "Images per second" in (whole / "whole" / "report.html").read_text()
 
 
@@ -67,7 +67,7 @@ def test_another_resolution_starts_from_the_interpolated_positions(whole, tmp_pa
   assert run(tmp_path, whole / "cache", f"--config.init.workdir={whole}/whole", "--config.total_steps=1", *LARGER) == 0
   report = json.loads((tmp_path / "init.json").read_text())
   assert report["resized"] == {"inputs/position/table": "17 to 37 rows"} and not report["initialised"]
-  arrays = open_model(str(tmp_path), 8).run.arrays
+  arrays = load(str(tmp_path), batch_size=8).run.arrays
   assert np.isfinite(arrays["inputs/position/table"]).all()
 
 
@@ -78,7 +78,7 @@ def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
   assert config["model_type"] == "vit" and config["id2label"] == {str(n): str(n) for n in range(10)}
   cache = f"--config.task.cache={whole}/cache"
   assert convert_hf.main([f"--input={there}", f"--output={back}", f"--config={NANO}", cache]) == 0
-  one, other = (open_model(str(path), 8).run.arrays for path in (whole / "whole", back))
+  one, other = (load(str(path), batch_size=8).run.arrays for path in (whole / "whole", back))
   assert all(np.array_equal(one[name], other[name]) for name in one)
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 
 from t5x_like import evaluate, predict, train
 from t5x_like.evals import retrieval
+from t5x_like.library.model import load
 from t5x_like.report.writer import read_metrics
-from t5x_like.training.trained import open_model
 from tests.runs import assert_same_bits
 from tools import convert_hf
 
@@ -115,7 +115,7 @@ def test_a_run_goes_to_hugging_face_and_back(learned, data, tmp_path):
     convert_hf.main([f"--input={there}", f"--output={back}", f"--config={NANO}", f"--config.task.cache={data}/cache"])
     == 0
   )
-  one, other = (open_model(str(path), 8).run.arrays for path in (learned, back))
+  one, other = (load(str(path), batch_size=8).run.arrays for path in (learned, back))
   assert all(np.array_equal(one[name], other[name]) for name in one)
 
 

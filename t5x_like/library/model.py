@@ -1,0 +1,333 @@
+"""A trained model, opened from anywhere: `load(path)` gives what predict, chat, evaluate and the tools use too.
+
+model = t5x.load("runs/small")           # a run's workdir or gs:// address, imported or trained
+model = t5x.load("gpt2")                 # a Hugging Face directory, or a name of the Hub
+model.generate("Returns the <extra_id_0> of the array.")
+"""
+
+import functools
+import pathlib
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict, Unpack, get_args, overload
+
+import numpy as np
+
+from t5x_like.errors import UserError, did_you_mean
+from t5x_like.evals._embeddings import Pooling
+from t5x_like.files.places import is_remote, place
+from t5x_like.inference import image_texts, images, predictors, strategies
+from t5x_like.inference.embedding import Embedding
+from t5x_like.inference.fill_mask import MaskFilling
+from t5x_like.inference.generation import Generation
+from t5x_like.inference.prompts import Prompts
+from t5x_like.inference.streaming import Stream
+from t5x_like.inference.talk import Talk
+from t5x_like.nn import params
+from t5x_like.parallel.rules import Rules
+from t5x_like.rows import Runner
+from t5x_like.runtime import process
+from t5x_like.training import trained
+from t5x_like.training.opening import features_of, open_run, vocabulary_of
+from t5x_like.training.trained import Trained
+
+CONVERSATIONS = ("chat", "preferences")  # tasks whose decoders answer in a chat template
+
+
+class Options(TypedDict, total=False):
+  """The options of a prediction; python -m t5x_like.predict --help describes them."""
+
+  max_new_tokens: int
+  min_new_tokens: int
+  beams: int
+  length_penalty: float
+  samples: int
+  temperature: float
+  top_k: int
+  top_p: float
+  min_p: float
+  seed: int
+
+
+class Model:
+  """A trained model. `load` makes one, with its parameters in memory; `opened` leaves them until they are used.
+
+  Args:
+    source: the run or the published model.
+    step: the checkpoint; None is the newest.
+    batch_size: rows in a batch.
+
+  Attributes:
+    path: the workdir, directory or name.
+    model: the abstract model.
+    vocabulary: the vocabulary that it was trained with.
+    features: names and shapes of the features of a row in training.
+    ends: ids that end a text; empty for a model of images.
+    template: the chat template of a decoder trained on conversations, else None.
+
+  Raises:
+    UserError: the vocabulary is damaged or another's.
+  """
+
+  def __init__(self, source: Trained, step: int | None, batch_size: int):
+    if batch_size < 1:
+      raise UserError(f"--batch_size={batch_size}: expected at least 1")
+    self.path, self.model = source.workdir, source.model
+    self._source, self._step, self._batch_size = source, step, batch_size
+    self._pooled: dict[str, Embedding] = {}
+    self._predictors: dict[tuple, Generation | MaskFilling] = {}
+    identity, task = source.identity, source.config.task
+    self.vocabulary = vocabulary_of(source)
+    ends = (self.vocabulary.eos_id,) if hasattr(self.vocabulary, "eos_id") else ()
+    self.ends = tuple(identity.get("ends", ends))
+    self.template: str | None = task.template if task.name in CONVERSATIONS else None
+    self.features: dict[str, list[int]] = {name: list(shape[-1:]) for name, shape in features_of(identity).items()}
+
+  @functools.cached_property
+  def _restored(self) -> tuple[int, Runner]:
+    step, arrays = self._source.restore(self._step)
+    return step, Runner(self.model, self._source.rules, arrays, self._batch_size)
+
+  @property
+  def step(self) -> int:
+    """The step of the checkpoint; 0 for a published model."""
+    return self._restored[0]
+
+  @property
+  def run(self) -> Runner:
+    """The model with its parameters, which applies functions to rows of tokens."""
+    return self._restored[1]
+
+  @functools.cached_property
+  def _prompts(self) -> Prompts:
+    return Prompts(self)
+
+  def predict(
+    self,
+    inputs: Sequence[str],
+    choices: Sequence[str] | None = None,
+    *,
+    origin: str = "predict",
+    template: str | None = None,
+    **options: Unpack[Options],
+  ) -> list[dict[str, Any]]:
+    """Return a record for each input, as `python -m t5x_like.predict` writes them.
+
+    Args:
+      inputs: texts or, for a model of images, paths of files.
+      choices: for a model of images and texts, the texts to choose from.
+      origin: the origin of the inputs, for messages.
+      template: the chat template, if it is not `self.template`.
+    Raises:
+      UserError: an input is too long or has nothing to fill, or an option does not apply to the model.
+    """
+    if "image" in self.features:
+      given = (self.model, self.vocabulary, self._source.config.task.to_dict(), checked(options))
+      predict = images.predictor(*given) if choices is None else image_texts.TextChoice(*given, choices)
+      return predict(self.run, inputs)
+    predict = self._predictor(template, **options)
+    ids = predict.encode(inputs, origin)
+    return predict(self.run, ids, inputs)
+
+  def generate(self, prompts: str | Sequence[str], **options: Unpack[Options]) -> Any:
+    """Return the text that follows or answers each prompt: a decoder continues it, an encoder-decoder answers it.
+
+    Returns:
+      A string for a string, a list for a list; with `samples`, a list of strings instead of each string.
+    Raises:
+      UserError: as `predict`, or the model is an encoder or one of images.
+    """
+    if "decoder_target_tokens" not in self.features:
+      raise UserError(f"{self.path}: the model generates no text; use `fill` with an encoder, `predict` with images")
+    return _each(prompts, lambda texts: [_text(one) for one in self.predict(texts, origin="generate", **options)])
+
+  @overload
+  def fill(self, texts: str) -> str: ...
+  @overload
+  def fill(self, texts: Sequence[str]) -> list[str]: ...
+  def fill(self, texts):
+    """Return each text with its blanks filled: `[MASK]` by an encoder, `<extra_id_0>` … by an encoder-decoder.
+
+    `predict` also gives the candidates for each mask.
+
+    Raises:
+      UserError: as `predict`, or there is nothing to fill, or the model is a decoder.
+    """
+
+    def filled(texts: list[str]) -> list[str]:
+      found = self.predict(texts, origin="fill")
+      for one in found:
+        if "filled" not in one:
+          blank = "a decoder fills nothing; use `generate`" if self._decoder else "write <extra_id_0> in it"
+          raise UserError(f"fill: {one['input'][:40]!r} has no blank that the model fills; {blank}")
+      return [one["filled"] for one in found]
+
+    return _each(texts, filled)
+
+  def score(self, texts: str | Sequence[str], continuations: str | Sequence[str] | None = None) -> Any:
+    """Return log-probabilities in nats, summed over tokens.
+
+    Args:
+      texts: whole texts, of which a decoder gives the probability after its start token; or contexts.
+      continuations: a continuation of each context. An encoder-decoder needs them: they are its targets.
+    Returns:
+      A float for a string, a list of floats for a list.
+    Raises:
+      UserError: the model is an encoder, or a continuation is longer than it reads.
+    """
+    if continuations is None:
+      if self._prompts.both:
+        raise UserError("score: an encoder-decoder scores targets; give the continuations of the texts too")
+      encode, start = self._prompts.encode, self._prompts.start_id
+      rolling = self._prompts.likelihood.rolling
+      return _each(texts, lambda some: [rolling(encode(one, special=False), start) for one in some])
+    if isinstance(texts, str) != isinstance(continuations, str):
+      raise UserError("score: found a string and a list, expected two strings or two lists")
+    if isinstance(texts, str):
+      return self.score([texts], [continuations])[0]
+    if len(texts) != len(continuations):
+      raise UserError(f"score: found {len(texts)} texts and {len(continuations)} continuations, expected as many")
+    pairs = [self._prompts.pair(*both) for both in zip(texts, continuations)]
+    return [one.log_probability for one in self._prompts.likelihood(pairs)]
+
+  def encode(self, texts: str | Sequence[str], pooling: str = "mean") -> np.ndarray:
+    """Return an encoder's embeddings, of length one: float32 [D] for a string, [len(texts), D] for a list.
+
+    `vocabulary.encode(text)` gives token ids instead. A text that is longer than the model reads is cut.
+
+    Args:
+      pooling: `mean` of the last hidden states, or `cls`, that of the first token.
+    Raises:
+      UserError: the model is no encoder.
+    """
+    predict = self._embedding(pooling)
+    some = [texts] if isinstance(texts, str) else list(texts)
+    if not some:
+      raise UserError("encode: found no text, expected at least one")
+    found = predict.rows(self.run, predict.encode(some, "encode"))
+    return found[0] if isinstance(texts, str) else found
+
+  def embed(self, texts: Sequence[str], pooling: str = "mean") -> list[dict[str, Any]]:
+    """Return a record of each text and its embedding, as `python -m t5x_like.predict --embed` writes them."""
+    predict = self._embedding(pooling)
+    return predict(self.run, predict.encode(texts, "--input"), texts)
+
+  def save_hf(self, directory: str, dtype: str | None = None) -> None:
+    """Write a new directory that `transformers` loads, with the tokenizer; adapters are merged.
+
+    Args:
+      directory: a path or address; it must not exist, or be empty.
+      dtype: `float32`, `bfloat16` or `float16`; None is that of the published files, or float32.
+    Raises:
+      UserError: the directory has files, or `transformers` has no model of this kind.
+    """
+    from t5x_like.interop import hf
+
+    output = place(directory)
+    if output.exists() and (not output.is_dir() or output.names()):
+      raise UserError(f"{directory}: exists and is not empty; give a new directory")
+    whole = trained.finished(params.with_arrays(self.model, self.run.arrays))
+    with tempfile.TemporaryDirectory() as aside:
+      made = pathlib.Path(aside if is_remote(directory) else directory)
+      hf.save(whole, str(made), dtype=dtype, labels=getattr(self.vocabulary, "names", ()))  # names: of images
+      for name, data in self.vocabulary.exported().items():
+        (made / name).write_bytes(data)
+      for file in made.iterdir() if is_remote(directory) else ():
+        (output / file.name).write_bytes(file.read_bytes())
+
+  def talk(self, *, template: str | None, context: int | None, seed: int, **options: Unpack[Options]) -> Talk:
+    """Return a conversation, as `python -m t5x_like.chat` has it.
+
+    Args:
+      template: the chat template; None is the training's.
+      context: the most tokens of a conversation; None is the training's, up to 512.
+      seed: of the draws.
+      options: `max_new_tokens`, and the restrictions of the draws.
+    Raises:
+      UserError: the model is one of images, or an option is out of range.
+    """
+    if "image" in self.features:
+      raise UserError(f"--workdir={self.path}: the model is one of images; use python -m t5x_like.predict")
+    filters = {name: options.pop(name) for name in ("top_k", "top_p", "min_p") if name in options}
+    predict = self._predictor(template, **options)
+    if isinstance(predict, MaskFilling):
+      return Talk(self.run, predict, None)
+    restricted = strategies.restrictions(filters)
+    return Talk(self.run, predict, Stream(self.run, predict, restricted, predict.longest_prompt(context), seed))
+
+  @property
+  def _decoder(self) -> bool:
+    return "encoder_input_tokens" not in self.features
+
+  def _embedding(self, pooling: str) -> Embedding:
+    if pooling not in get_args(Pooling):
+      raise UserError(f"pooling: found {pooling!r}, expected one of {', '.join(get_args(Pooling))}")
+    if pooling not in self._pooled:
+      self._pooled[pooling] = Embedding(self.model, self.vocabulary, pooling)
+    return self._pooled[pooling]
+
+  def _predictor(self, template: str | None, **options: Unpack[Options]):
+    flags, given = checked(options), template or self.template
+    key = (given, *sorted(flags.items()))
+    if key not in self._predictors:  # the programs of one that is kept are compiled once
+      self._predictors[key] = predictors.predictor(self.model, self.vocabulary, self.features, flags, given)
+      if isinstance(self._predictors[key], Generation):
+        self._predictors[key].ends = tuple(sorted({*self._predictors[key].ends, *self.ends}))
+    return self._predictors[key]
+
+  def __repr__(self) -> str:
+    return f"<{type(self).__name__} {self.path}: {params.count(self.model):,} parameters>"
+
+
+def load(path: str, *, step: int | None = None, batch_size: int = 32, rules: Rules | None = None) -> Model:
+  """Open a trained model and read its parameters.
+
+  Args:
+    path: a run's workdir or address, imported or trained; a Hugging Face directory; or a name of the Hub.
+    step: the run's checkpoint; None is the newest.
+    batch_size: the most rows in a batch of any method.
+    rules: the mesh and its rules; None is the run's own, or all devices for a published model.
+  Raises:
+    UserError: there is no such model or checkpoint, or it is damaged.
+  """
+  process.prepare()
+  model = Model(trained.open_saved(str(path), rules), step, batch_size)
+  _ = model.run
+  return model
+
+
+def opened(path: str, recipe: str | None, overrides: Sequence[str], step: int | None, batch_size: int) -> Model:
+  """Open a trained model with a recipe or changes to its config; its parameters are read when they are used.
+
+  Args:
+    path, step, batch_size: as in `load`.
+    recipe, overrides: as in `open_run`.
+  Raises:
+    UserError: as `load` and `open_run`.
+  """
+  process.prepare()
+  if recipe is None and not overrides:
+    return Model(trained.open_saved(path), step, batch_size)
+  return Model(open_run(path, recipe, overrides, rows=True), step, batch_size)
+
+
+def checked(options: Options) -> dict[str, Any]:
+  """Return the options that are given; raise UserError for an unknown one."""
+  for name in options:
+    if name not in Options.__annotations__:
+      raise UserError(
+        f"{name}: unknown option{did_you_mean(name, Options.__annotations__)}; a prediction takes"
+        f" {', '.join(Options.__annotations__)}"
+      )
+  return {name: value for name, value in options.items() if value is not None}
+
+
+def _each(texts: str | Sequence[str], function: Callable[[list[str]], list]) -> Any:
+  """Return the results of `function` for several texts, or the only one for a string."""
+  if isinstance(texts, str):
+    return function([texts])[0]
+  return function(list(texts)) if len(texts) else []
+
+
+def _text(record: dict[str, Any]) -> str | list[str]:
+  return record["prediction"] if "prediction" in record else record["predictions"]

@@ -1,0 +1,93 @@
+"""Open a trained model with a recipe, or with changes to its config, for evaluation and prediction."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from t5x_like import config as config_lib
+from t5x_like import recipes, vocabularies
+from t5x_like.data import features
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.training import build, other_runs
+from t5x_like.training import workdir as workdirs
+from t5x_like.training.resolve import adopted, resolve
+from t5x_like.training.trained import Trained, identity_of, open_saved, vocabulary_at
+
+
+def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: bool = False) -> Trained:
+  """Open a trained model with a recipe or with changes to its config; its parameters stay where they are.
+
+  Args:
+    workdir: the run's directory or address; or a Hugging Face directory, or a name of the Hub.
+    recipe: a recipe as for training, or None for the run's saved config.
+    overrides: `KEY=VALUE` of each `--config.KEY=VALUE`.
+    rows: whether the run is used on rows of any number, so that its batch size does not matter.
+  Raises:
+    UserError: there is no model, it is published and has no saved config, or the config has another model.
+  """
+  identity = identity_of(workdir)
+  if rows:
+    overrides = [*overrides, f"batch_size={jax.device_count()}", "accumulation_steps=1"]  # fits any mesh
+  if recipe is None and "directory" in identity:
+    raise UserError(
+      f"{workdir}: a published model, without a config or data of its own; add --config=RECIPE of its family and"
+      " --config.task.store=DIR, or ask it --questions=FILE"
+    )
+  if recipe is None:
+    config = config_lib.restored(identity, overrides, f"{workdir}/{workdirs.FILE}")
+  elif "directory" in identity:
+    config = other_runs.with_model(recipes.load(recipe, overrides), identity["model"], workdir)
+  else:
+    config = adopted(recipes.load(recipe, overrides), workdir)
+    if "tokens" in identity["model"]:
+      with config.model.unlocked(), config.model.ignore_type():
+        config.model.tokens = identity["model"]["tokens"]  # from the vocabulary
+    config.tuning = ConfigDict(identity["tuning"])  # the adapters
+  config = resolve(config)
+  rules, (model, _) = build.mesh_rules(config), build.model_of(config)
+  build.check_batch(config, rules)
+  run = Trained(workdir, config, identity, model, rules)
+  check(run)
+  if "directory" in identity:
+    _check_parameters(recipe, model, open_saved(workdir).model, workdir)
+  return run
+
+
+def check(run: Trained, vocabulary: vocabularies.Vocabulary | None = None) -> None:
+  """Check that the config's model, and a vocabulary, are those of training; raise UserError with the changed keys."""
+  now, then = {"model": run.config.model.to_dict()}, {"model": dict(run.identity["model"])}
+  if vocabulary is not None:
+    now["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
+    then["fingerprints"] = {"vocabulary": workdirs.vocabulary_print(run.identity)}
+  if "directory" in run.identity:  # it has no training's choices
+    now["model"] = {key: now["model"].get(key) for key in then["model"]}
+  for tree in (now, then):  # dropout does not affect a trained model
+    tree["model"].pop("dropout", None)
+  workdirs.check(then, now, run.workdir)
+
+
+def vocabulary_of(run: Trained) -> vocabularies.Vocabulary:
+  """Return the run's vocabulary; raise UserError if it is another's or damaged."""
+  vocabulary = vocabularies.load(vocabulary_at(run.workdir, run.identity))
+  check(run, vocabulary)
+  return vocabulary
+
+
+def features_of(identity: dict[str, Any]) -> dict[str, Sequence[int]]:
+  """Return the shapes of a trained model's features, from its data or, of imported weights without data, its recipe.
+
+  Raises:
+    UserError: imported weights, and a task whose features only its data tell.
+  """
+  return identity["features"] or {name: list(one.shape) for name, one in features.of(identity["task"]).items()}
+
+
+def _check_parameters(recipe: str, model, theirs, workdir: str) -> None:
+  """Refuse a recipe whose model has other parameters than the published one, such as another head."""
+  ours, found = ({n: p.shape for n, p in params.named_params(m).items()} for m in (model, theirs))
+  for name in sorted({*ours, *found}):
+    if ours.get(name) != found.get(name):
+      raise UserError(f"{recipe}: parameter {name} has shape {ours.get(name)}, that of {workdir} has {found.get(name)}")
