@@ -9,12 +9,11 @@ forms `tiny` and `debug`; see `t5x_like.laptop`.
 import contextlib
 import importlib.util
 import inspect
-import json
 import pathlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -52,16 +51,6 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
   config = config_lib.override(config, overrides, file)
   trust.admit(config)
   return config
-
-
-def made(config: str | ConfigDict, overrides: Sequence[str] | Mapping[str, Any] = ()) -> ConfigDict:
-  """Return the config of a recipe, or of a config made in Python, with overrides as a mapping or as `key=value`."""
-  if isinstance(overrides, Mapping):
-    overrides = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-  if isinstance(config, str):
-    return load(config, overrides)
-  trust.admit(found := config_lib.override(ConfigDict(config.to_dict()), overrides, "config"))
-  return found
 
 
 @contextlib.contextmanager

@@ -5,14 +5,9 @@ explains, 3 numeric, 4 damage, 69 transient, 75 stopped by a signal with the sta
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from ml_collections import ConfigDict
 
 from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, door
-from t5x_like.files.places import directory
 from t5x_like.runtime.huge_pages import use_huge_pages
 
 
@@ -25,72 +20,28 @@ def main(argv: list[str]) -> None:
   )
   args, overrides = command_line.parse(argv, __doc__, profile, back)
   window = _window(args.profile)
-  run = Run(args.config, args.workdir, overrides)
-  if window is not None and window.start >= run.config.total_steps:
-    raise UserError(f"--profile={args.profile}: the run ends at step {run.config.total_steps}; name steps before that")
-  run.train(from_step=args.from_step, profile=window)
+  config = recipes.load(args.config, overrides)
+  if window is not None and window.start >= config.total_steps:
+    raise UserError(f"--profile={args.profile}: the run ends at step {config.total_steps}; name steps before that")
+  start(config, args.workdir, args.from_step, window)
 
 
-class Run:
-  """A training run: `t5x.Run("configs/t5/base.py:tiny", "runs/tiny", {"total_steps": 100}).train()`.
+def start(config, workdir: str, from_step: int | None = None, profile: range | None = None, callbacks=()) -> None:
+  """Train a recipe's config to its end in a workdir; see `t5x_like.runs.Run`."""
+  from t5x_like import data
+  from t5x_like.runtime import compile_cache, process
+  from t5x_like.training.resolve import adopted, resolve
 
-  Args:
-    config: a recipe as for `--config`, or a config made in Python.
-    workdir: the run's directory or address; a run that is in it is resumed.
-    overrides: changes to the config: values by key, or `KEY=VALUE` of each `--config.KEY=VALUE`.
+  process.prepare()
+  data.use_cache(workdir)
+  compiled = compile_cache.use(workdir)
+  config = resolve(adopted(config, workdir))
+  from t5x_like.training import loop, run
 
-  Attributes:
-    config: as given, with the overrides.
-    workdir: as given.
-
-  Raises:
-    UserError: there is no such recipe, or a key or value is invalid.
-  """
-
-  def __init__(self, config: str | ConfigDict, workdir: str, overrides: Sequence[str] | Mapping[str, Any] = ()):
-    self.config, self.workdir = recipes.made(config, overrides), directory(workdir)
-
-  def train(
-    self,
-    callbacks: Sequence[Callable[[int, dict[str, float]], object]] = (),
-    *,
-    from_step: int | None = None,
-    profile: range | None = None,
-  ) -> None:
-    """Train to the end, from the newest checkpoint if there is one.
-
-    Args:
-      callbacks: functions of a step and its metrics, called for each line of `metrics.jsonl`.
-        An exception ends the run.
-      from_step: a saved step to go back to; later ones are set aside.
-      profile: the steps to record a profiler trace of.
-    Raises:
-      UserError: the config, the data or the workdir do not fit; before the first step, if that can be known.
-      Preempted: a signal stopped the run; its state is saved.
-      NumericError: the loss or the state is not finite.
-    """
-    from t5x_like import data
-    from t5x_like.runtime import compile_cache, process
-    from t5x_like.training.resolve import adopted, resolve
-
-    process.prepare()
-    data.use_cache(self.workdir)
-    compiled = compile_cache.use(self.workdir)
-    config = resolve(adopted(self.config, self.workdir))
-
-    from t5x_like.training.loop import train
-    from t5x_like.training.run import opened
-
-    with opened(config, self.workdir, from_step) as run:
-      process.say(f"  {compiled}")
-      run.session.callbacks += callbacks
-      train(run, profile=profile)
-
-  def metrics(self) -> list[dict[str, Any]]:
-    """Return the lines of `metrics.jsonl`: `step`, and values by name."""
-    from t5x_like.report.writer import read_metrics
-
-    return read_metrics(self.workdir)
+  with run.opened(config, workdir, from_step) as made:
+    process.say(f"  {compiled}")
+    made.session.callbacks += callbacks
+    loop.train(made, profile=profile)
 
 
 def _window(text: str | None) -> range | None:

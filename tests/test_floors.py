@@ -28,7 +28,7 @@ FLOORS = {
   "planning": 3.5,
   "command_line": 3.5,  # what the doors share
   **dict.fromkeys(("train", "evaluate", "predict", "chat", "plan"), 4),
-  "__main__": 5,
+  **dict.fromkeys(("runs", "__main__"), 5),
 }
 TOGETHER = {"corpora", "data"}  # not yet apart
 ROOTS = (PACKAGE, "tools", "launch", "configs")

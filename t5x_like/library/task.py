@@ -1,12 +1,14 @@
 """The batches of a task, as training reads them."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from t5x_like import recipes
+from t5x_like import config as config_lib
+from t5x_like import recipes, trust
 from t5x_like.data.features import Feature
 from t5x_like.runtime import process
 from t5x_like.vocabularies import Vocabulary
@@ -43,7 +45,7 @@ class Task:
     cls, config: str | ConfigDict, overrides: Sequence[str] | Mapping[str, Any] = (), split: str | None = None
   ) -> "Task":
     """Return the task of a recipe; the arguments are those of `t5x.Run`, and a split of None is the training's."""
-    made = recipes.made(config, overrides)
+    made = config_of(config, overrides)
     arguments = made.task.to_dict()
     return cls(arguments.pop("name"), split or made.train_split, **arguments)
 
@@ -83,3 +85,18 @@ class Task:
 
   def __repr__(self) -> str:
     return f"<{type(self).__name__} {self.name}: {len(self):,} examples>"
+
+
+def config_of(config: str | ConfigDict, overrides: Sequence[str] | Mapping[str, Any] = ()) -> ConfigDict:
+  """Return the config of a recipe, or of a config made in Python, with overrides as a mapping or as `KEY=VALUE`.
+
+  Raises:
+    UserError: there is no such recipe, or a key or value is invalid.
+  """
+  if isinstance(overrides, Mapping):
+    overrides = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+  if isinstance(config, str):
+    return recipes.load(config, overrides)
+  found = config_lib.override(ConfigDict(config.to_dict()), overrides, "config")
+  trust.admit(found)
+  return found

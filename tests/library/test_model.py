@@ -86,7 +86,7 @@ def test_a_published_model_answers_alike_in_python_and_at_the_doors(kind, direct
   assert (answer.get("filled") or answer["prediction"]).strip() in capsys.readouterr().out
 
 
-def test_scores_and_vectors_are_the_models_own(directories):
+def test_scores_and_vectors_are_the_models_own(directories, tmp_path):
   opened, model = t5x.load(str(directories / "gpt2")), hf.load(str(directories / "gpt2"))
   ids = [0, *opened.vocabulary.encode("the quick fox")]
   logits = np.asarray(model({"decoder_input_tokens": np.array([ids])})["logits"][0], np.float64)
@@ -97,8 +97,11 @@ def test_scores_and_vectors_are_the_models_own(directories):
   assert parts == pytest.approx(by_hand, rel=1e-5)
   opened, model = t5x.load(str(directories / "bert")), hf.load(str(directories / "bert"))
   ids = [2, *opened.vocabulary.encode("the quick fox"), 3]
-  hidden = model.encode({"encoder_input_tokens": np.array([ids])})[0][0]
-  np.testing.assert_allclose(opened.encode(["fox", "the quick fox"])[1], np.mean(hidden, 0), atol=1e-5)
+  mean = np.mean(model.encode({"encoder_input_tokens": np.array([ids])})[0][0], 0)
+  found = opened.encode(["fox", "the quick fox"])[1]
+  np.testing.assert_allclose(found, mean / np.linalg.norm(mean), atol=1e-5)
+  record = predicted(directories / "bert", "the quick fox", tmp_path, "--embed")
+  np.testing.assert_allclose(record["embedding"], found, atol=1e-5)
   with pytest.raises(UserError, match="encoder, which gives texts no probability"):
     opened.score("the fox")
 

@@ -1,0 +1,56 @@
+"""Training runs in Python: what python -m t5x_like.train does."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from t5x_like import train
+from t5x_like.files.places import directory
+from t5x_like.library.task import config_of
+from t5x_like.report.writer import read_metrics
+
+
+class Run:
+  """A training run: `t5x.Run("configs/t5/base.py:tiny", "runs/tiny", {"total_steps": 100}).train()`.
+
+  Args:
+    config: a recipe as for `--config`, or a config made in Python.
+    workdir: the run's directory or address; a run that is in it is resumed.
+    overrides: changes to the config: values by key, or `KEY=VALUE` of each `--config.KEY=VALUE`.
+
+  Attributes:
+    config: as given, with the overrides.
+    workdir: as given.
+
+  Raises:
+    UserError: there is no such recipe, or a key or value is invalid.
+  """
+
+  def __init__(self, config: str | ConfigDict, workdir: str, overrides: Sequence[str] | Mapping[str, Any] = ()):
+    self.config, self.workdir = config_of(config, overrides), directory(workdir)
+
+  def train(
+    self,
+    callbacks: Sequence[Callable[[int, dict[str, float]], object]] = (),
+    *,
+    from_step: int | None = None,
+    profile: range | None = None,
+  ) -> None:
+    """Train to the end, from the newest checkpoint if there is one.
+
+    Args:
+      callbacks: functions of a step and its metrics, called for each line of `metrics.jsonl`.
+        An exception ends the run.
+      from_step: a saved step to go back to; later ones are set aside.
+      profile: the steps to record a profiler trace of.
+    Raises:
+      UserError: the config, the data or the workdir do not fit; before the first step, if that can be known.
+      Preempted: a signal stopped the run; its state is saved.
+      NumericError: the loss or the state is not finite.
+    """
+    train.start(self.config, self.workdir, from_step, profile, callbacks)
+
+  def metrics(self) -> list[dict[str, Any]]:
+    """Return the lines of `metrics.jsonl`: `step`, and values by name."""
+    return read_metrics(self.workdir)
