@@ -1,9 +1,8 @@
 """Converts a checkpoint of T5X into a workdir that goes on training.
 
 Examples:
-  python -m tools.convert_t5x --input=t5_1_1_small/checkpoint_1000000 --output=runs/tuned \
-    --config=configs/t5/base.py:small --vocabulary=cc_all.32000.100extra/sentencepiece.model \
-    --loss_normalizing_factor=None --target_tokens=14592
+  python -m tools.convert_t5x --input=t5_1_1_base/checkpoint_1000000 --output=runs/more --config=configs/t5/base.py
+    --vocabulary=cc_all.32000.100extra/sentencepiece.model --loss_normalizing_factor=None --target_tokens=14592
   python -m tools.convert_t5x --input=checkpoint_524288 --output=runs/more --config=RECIPE --vocabulary=bytes --fresh
 
 Reads T5X's own checkpoints and the ones it saves through Orbax, of the models in `t5x/examples/t5` and
@@ -35,7 +34,10 @@ def main(argv: list[str] | None = None) -> None:
     help="T5X's SentencePiece model, a directory of a vocabulary, or 'bytes' (default: the recipe's data have it)",
   )
   parser.add_argument(
-    "--mlp_activations", choices=t5x.ACTIVATIONS, help="T5X's key of that name, if not of T5 1.0 or 1.1"
+    "--mlp_activations",
+    choices=t5x.ACTIVATIONS,
+    metavar="LIST",
+    help="T5X's key of that name, such as silu,linear (default: of T5 1.0 or 1.1)",
   )
   parser.add_argument(
     "--loss_normalizing_factor",
