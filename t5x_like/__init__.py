@@ -2,12 +2,7 @@
 
 import importlib
 
-_NAMES = {
-  "load": "library.model",
-  "Model": "library.model",
-  "Run": "runs",
-  "Task": "library.task",
-}  # imported when used
+_NAMES = {"load": "library.model", "Model": "library.model", "Run": "runs", "Task": "library.task"}
 
 
 def __getattr__(name: str):

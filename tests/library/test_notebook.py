@@ -24,8 +24,8 @@ def test_callbacks_see_every_line_of_the_metrics(tmp_path, compiled):
   assert [row["step"] for row in seen] == [row["step"] for row in run.metrics()]
   assert seen[0]["train/loss"] == pytest.approx(run.metrics()[0]["train/loss"])
   assert any("eval/builtin_span_corruption/loss" in row for row in seen)
-  t5x.Run(recipes.load(NANO), str(tmp_path / "run"), FLAGS).train()  # finished
-  with pytest.raises(UserError, match="total_stepz: unknown key"):
+  assert t5x.Run(recipes.load(NANO), str(tmp_path / "run"), FLAGS).metrics() == run.metrics()
+  with pytest.raises(UserError, match="no key .total_stepz. .did you mean .total_steps."):
     t5x.Run(NANO, str(tmp_path / "run"), {"total_stepz": 1})
 
 
