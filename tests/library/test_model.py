@@ -109,7 +109,7 @@ def test_scores_and_vectors_are_the_models_own(directories, tmp_path):
 def test_training_starts_from_a_directory_and_comes_back(directories, store, tmp_path):
   """Without a conversion; every tensor is loaded, and a table of questions is asked of the directory itself."""
   source, workdir = directories / "gpt2", tmp_path / "run"
-  flags = [f"--config.{one}" for one in SHORT] + [f"--config.task.source={store}", "--config.task.append_eos=true"]
+  flags = [f"--config.{one}" for one in SHORT] + [f"--config.task.source={store}"]
   flags += [f"--config.init.workdir={source}", "--config=configs/gpt/gpt2_124m.py", f"--workdir={workdir}"]
   assert train.main(flags) == 0
   assert train.main([*flags, "--config.total_steps=3"]) == 0
