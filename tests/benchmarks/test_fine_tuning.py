@@ -249,9 +249,9 @@ def test_a_suite_starts_from_the_step_and_its_details_are_those_of_the_median_ru
   assert train.main([f"--config={ENCODER}", f"--workdir={workdir}", *steps, length]) == 0
   flags = ("--config.total_steps=4", "--config.eval_every=2", "--config.batch_size=8", "--config.task.length=64")
   suite = [f"--workdir={workdir}", "--suite=glue", "--tasks=cola", data, f"--output={output}"]
-  command = [*suite, *flags, "--seeds=2", "--rates=5e-3"]
+  command = [*suite, *flags, "--seeds=2", "--rates=2e-3"]
   assert evaluate.main([*command, "--step=2"]) == 0, capsys.readouterr().err
-  folders = [output / "cola" / f"0.005-{seed}" for seed in range(2)]
+  folders = [output / "cola" / f"0.002-{seed}" for seed in range(2)]
   assert [json.loads((folder / "init.json").read_text())["step"] for folder in folders] == [2, 2]
 
   results = [json.loads((folder / "result.json").read_text()) for folder in folders]
