@@ -40,9 +40,7 @@ class _Manager(ocp.CheckpointManager):
 
 @functools.cache
 def _write_small_arrays_whole() -> None:
-  """Let one device write an array below this size.
-
-  Orbax slices an array that several devices hold, and compiles a program for each shape; small slices gain nothing."""
+  """Let one device write a small array: Orbax would slice it for all, and compile a program for each shape."""
   known = ocp.type_handlers.get_type_handler(jax.Array)
   handler = ocp.type_handlers.ArrayHandler(
     array_metadata_store=known._array_metadata_store, min_slice_bytes_for_replica_parallel=_LEAST_SLICE

@@ -37,11 +37,8 @@ def denoising(style: str, inputs_length: int, noise_density: float) -> tuple[int
 
 
 def denoiser(name: str, length: int, random_roll: bool) -> tuple[int, int]:
-  """Return (inputs' length, targets' length) of a denoiser in `DENOISERS` on windows of `length`, without its mode.
-
-  With `random_roll`, the noise is rotated within the window. A span cut in two by that takes one more sentinel.
-  """
+  """Return (inputs' length, targets' length) of a denoiser in `DENOISERS` on windows of `length`, without its mode."""
   mean, density = DENOISERS[name]
-  room = int(random_roll and mean is not QUARTER)
+  room = int(random_roll and mean is not QUARTER)  # for the sentinel of a span that the rotation of noise cuts in two
   noise, spans = noise_counts(length, density, length * density if mean is QUARTER else mean)
   return length - noise + spans + 1 + room, noise + spans + 1 + room
