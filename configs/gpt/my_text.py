@@ -13,6 +13,8 @@ after 600 steps, 254 CPU seconds. docs/tutorial.md shows the text that it writes
 
 from t5x_like.config import defaults
 
+LAPTOP = {"model.variant": "gpt2-micro"}
+
 
 def get_config():
   config = defaults()
@@ -28,9 +30,8 @@ def get_config():
         "init_stddev": 0.06,
         "embed_norm": True,
       },
-      "vocab_size": 1024,
+      "vocab_size": 1024,  # --config.model.vocab_size=auto takes the size of another vocabulary
     },
-    "vocab_size": "auto",
   }
   config.task = {"name": "causal_lm", "store": "data/text", "length": 128}
   config.objective = {"name": "decoder"}
