@@ -136,7 +136,7 @@ def _suite(args, overrides: list[str]) -> None:
   from t5x_like.report import page
   from t5x_like.runtime import compile_cache, process
 
-  names = args.suite.split(",") if args.suite else []
+  names = [] if args.suite is None else args.suite.split(",")
   given = [directory(word) for word in args.workdir.split(",")]
   try:
     rates = [float(word) for word in (args.rates or "").split(",") if word]

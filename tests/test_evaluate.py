@@ -15,6 +15,7 @@ from t5x_like.evals import Setting, loss, span_infilling
 from t5x_like.inference import generation
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import opening
+from t5x_like.training.build import objective_of
 from tests.runs import NANO
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -34,7 +35,7 @@ def setting(restored, batch_size: int, rows=None) -> Setting:
   def batches(max_examples):
     return loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=max_examples)
 
-  return Setting(parts.model, parts.objective, task, batches, batch_size, parts.rules)
+  return Setting(parts.model, objective_of(parts.config), task, batches, batch_size, parts.rules)
 
 
 def targets(task) -> np.ndarray:
@@ -53,9 +54,10 @@ LABELLED = {
 }  # these are tested in evals/test_labelled.py
 # and these in evals/test_image_evaluators.py, training/test_image_text_runs.py and evals/test_detection_scores.py
 IMAGES = {"image_classification", "few_shot", "retrieval", "zero_shot", "detection"}
+PAIRS = {"embedding"}  # and this in inference/test_embedding.py
 
 
-@pytest.mark.parametrize("name", sorted({*slots.names(evals)} - LABELLED - IMAGES))
+@pytest.mark.parametrize("name", sorted({*slots.names(evals)} - LABELLED - IMAGES - PAIRS))
 def test_every_evaluator_finds_the_same_in_batches_of_any_size(name, restored):
   """Found by its path; with rows of padding in the last batch, and with the samples and figures of whole batches."""
   *_, arrays = restored

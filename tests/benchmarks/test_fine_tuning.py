@@ -71,7 +71,7 @@ def test_a_run_begins_with_the_weights_of_another_and_a_head_of_its_own(pretrain
 @pytest.mark.parametrize(
   ("override", "words"),
   [
-    ('init={"workdir": "nowhere"}', "config.init.workdir: nowhere holds no run"),
+    ('init={"workdir": "nowhere"}', "nowhere: found no such directory here, so it holds no run"),
     ("init.wrkdir=x", "config.init.wrkdir: unknown key (did you mean 'workdir'?)"),
     ("task.vocabulary=TMP/other", "is not the vocabulary that"),
     ("tuning.name=haed", "did you mean 'head'"),
@@ -306,7 +306,7 @@ def test_a_suite_starts_from_the_step_and_its_details_are_those_of_the_median_ru
     (["--rates=1e-3", "--epochs=2"], "--rates, --epochs: only for a suite"),
     (["--output=x", "--data=w", "--data_dir=y", "--compare=z"], "--output, --data, --data_dir, --compare: only for"),
     (["--from_scratch"], "--from_scratch: only for a suite"),
-    (["--questions=q.jsonl", "--shots=0"], "see also python -m tools.few_shot"),
+    (["--questions=q.jsonl", "--shots=0"], "holds encoders"),
   ],
 )
 def test_a_flag_that_would_not_be_looked_at_is_refused(flags, words, pretrained, capsys):

@@ -82,7 +82,8 @@ def _project(matrix: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array | None) -
   if valid_BS is not None:
     x_BSKH = jnp.where(valid_BS[:, :, None, None], x_BSKH, jnp.zeros_like(x_BSKH))
   weights = matrix[...][..., : x_BSKH.shape[1]].astype(x_BSKH.dtype)
-  return jnp.einsum("KPS,BSKH->BPKH" if weights.ndim == 3 else "PS,BSKH->BPKH", weights, x_BSKH)
+  # In this order: XLA for CPU fails on the product of a bfloat16 product whose first factor has no batch.
+  return jnp.einsum("BSKH,KPS->BPKH" if weights.ndim == 3 else "BSKH,PS->BPKH", x_BSKH, weights)
 
 
 make = Linformer
