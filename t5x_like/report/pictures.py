@@ -3,6 +3,7 @@
 They are PNG files in `<workdir>/pictures`, each with its title inside.
 """
 
+import dataclasses
 import io
 import os
 import pathlib
@@ -20,6 +21,7 @@ from t5x_like.data.images.pictures import MEAN, STD
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.dims import Dropout
 from t5x_like.nn.remat import NONE
 from t5x_like.report import box_pictures
 from t5x_like.rows import in_batches
@@ -184,14 +186,14 @@ def _attended(model, batch: dict[str, jax.Array]) -> jax.Array:
   """
   layers: list[jax.Array] = []
 
+  class Recorded(Dropout):
+    def __call__(self, x, key):
+      layers.append(jnp.mean(x.astype(jnp.float32), axis=1))
+      return x
+
   class Recording(Dense):
     def attend(self, q, k, v, mask, softmax):
-      class Kept(type(softmax)):
-        def dropped(self, weights_BNTS):
-          layers.append(jnp.mean(weights_BNTS.astype(jnp.float32), axis=1))
-          return weights_BNTS
-
-      return super().attend(q, k, v, mask, Kept(softmax.bias, softmax.position, softmax.softcap))
+      return super().attend(q, k, v, mask, dataclasses.replace(softmax, dropout=Recorded()))
 
   encoder, extra = model.encoder, model.variant.class_tokens
   encoder.layers, encoder.remat = "loop", NONE

@@ -156,7 +156,7 @@ def boxes(folder) -> list[str]:
 def generated(folder) -> list[str]:
   values = {"source": source(folder, "jsonl", "{}.pairs.jsonl"), "inputs": "{text}", "targets": "{target}"}
   values |= {"inputs_length": 8, "targets_length": 4, "packed": False}
-  return [task(folder, name="text_to_text", **values), "total_steps=60", "schedule.warmup_steps=1"]
+  return [task(folder, name="text_to_text", **values), "total_steps=60", "schedule.warmup_steps=1", "model.dropout=0.0"]
 
 
 def infilled(folder) -> list[str]:
