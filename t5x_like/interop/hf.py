@@ -63,7 +63,7 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
   Raises:
     UserError: a field or tensor is missing, unknown, unsupported or of another shape; names it and the file.
   """
-  model, family, files = _abstract(path, dtype, layers)
+  model, family, files, origin = _abstract(path, dtype, layers)
   mapping = Mapping(model)
   family.tensors(mapping)
   _check(mapping, files)
@@ -73,16 +73,19 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
     sharding = rules.sharding(holder.axes) if rules is not None else None
     arrays[name] = jax.device_put(array, sharding)
     jax.block_until_ready(arrays[name])
-  return params.with_arrays(model, arrays)
+  model = params.with_arrays(model, arrays)
+  model.origin = origin
+  return model
 
 
 def abstract(path: str, *, dtype: str = "float32", layers: str = "scan") -> nnx.Module:
   """Return the abstract model of a directory, without reading its weights; see `load`."""
-  return _abstract(path, dtype, layers)[0]
+  model, *_, model.origin = _abstract(path, dtype, layers)
+  return model
 
 
 def _abstract(path: str, dtype: str, layers: str):
-  """Return (abstract model, family, files) of a directory."""
+  """Return (abstract model without its origin, family, files, origin) of a directory."""
   directory = fetched(str(path))
   text, family, files, model_class, arguments = _read(directory)
 
@@ -91,8 +94,7 @@ def _abstract(path: str, dtype: str, layers: str):
 
   with _sizes_of(f"{directory}/config.json"):
     model = jax.eval_shape(make, jax.random.key(0))
-  model.origin = Origin(str(directory), text, files.dtype)
-  return model, family, files
+  return model, family, files, Origin(str(directory), text, files.dtype)
 
 
 def architecture(path: str) -> tuple[type, Variant]:
