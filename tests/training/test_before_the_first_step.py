@@ -28,7 +28,7 @@ def refused(capsys, tmp_path, *flags, recipe="tests/recipes/nano.py") -> str:
   [
     ("seed=1180591620717411303424", "config.seed: found 1180591620717411303424 .*expected int of at most 64 bits"),
     ("batch_size=1e20", "config.batch_size: found 1e[+]?20 of type float, expected a whole number above 0"),
-    ("batch_size=1073741824", "config.batch_size: found 1073741824, a batch of which takes .* GiB of the .* GiB"),
+    ("batch_size=1073741824", "config.batch_size: found 1073741824, but such a batch takes .* GiB of the .* GiB"),
     ("batch_size=0", "config.batch_size: found 0 .*above 0"),
     ("model.vocab_size=-1", "config.model.vocab_size: found -1 .*above 0"),
     ("model.vocab_size=2000000000", "config.model: its parameters and their optimizer take .* GiB, and there are"),
