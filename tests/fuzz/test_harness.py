@@ -58,7 +58,7 @@ def another_code(workdir):
     ("lines", another_code),
     ("outside", wrote_outside),
     ("hang", lambda workdir: time.sleep(5)),
-    ("memory", lambda workdir: int(np.ones(40 * 2**20, np.uint8)[0]) * 0),
+    ("memory", lambda workdir: int(np.ones(2**28, np.uint8)[0]) * 0),
   ],
 )
 def test_a_case_ends_as(end, call, tmp_path):

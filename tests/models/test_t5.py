@@ -12,7 +12,7 @@ import more
 import tiny
 from t5x_like.decoding.generate import greedy
 from t5x_like.errors import UserError
-from t5x_like.nn import params
+from t5x_like.nn import dims, params
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.objectives._losses import token_losses
@@ -290,12 +290,12 @@ def test_dropout():
 def test_every_dropout_has_a_key_of_its_own():
   """2 stacks x (input, output, 2 layers x (attention, MLP and residuals)): no two share a key."""
   m = params.with_arrays(tiny.abstract(SIZES["1.1"], dropout=0.5, layers="loop"), params.arrays(model("1.1")))
-  batch, original = random_batch(1), jax.random.bernoulli
+  batch, original = random_batch(1), dims.kept
 
   @jax.jit
   def keys():
     used = []
-    with mock.patch.object(jax.random, "bernoulli", lambda key, *a: (used.append(key), original(key, *a))[1]):
+    with mock.patch.object(dims, "kept", lambda key, *a: (used.append(key), original(key, *a))[1]):
       m(batch, jax.random.key(0))
     return [jax.random.key_data(key) for key in used]
 
