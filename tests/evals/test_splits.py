@@ -283,9 +283,8 @@ def correlation(run: Run, split: str) -> float:
     mean_D = np.mean(encode(model, np.array([ids]))[0], axis=0)
     return mean_D / np.linalg.norm(mean_D)
 
-  examples = made.examples(())
-  cosines = [float(embedded(one["text"][0]) @ embedded(one["text"][1])) for one in examples]
-  return 100 * float(np.corrcoef(cosines, [one["label"] for one in examples])[0, 1])
+  pairs = [(float(np.dot(*map(embedded, one["text"]))), one["label"]) for one in made.examples(())]
+  return 100 * float(np.corrcoef(*zip(*pairs))[0, 1])
 
 
 def precision(run: Run, split: str) -> float:
