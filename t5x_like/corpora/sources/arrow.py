@@ -9,19 +9,17 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, check_fields, column_of, text_of
-from t5x_like.corpora.sources._files import LONGEST, FileSource
+from t5x_like.corpora.sources._columns import AT_ONCE, ColumnSource
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
 from t5x_like.files.places import Place, place
 
-_AT_ONCE = 1024
 _SPLITS, _STATE = "dataset_dict.json", "state.json"
 _MEND = "write it again with save_to_disk"
 
 
-class Source(FileSource):
-  """One record per row; only the columns in `fields` are kept."""
+class Source(ColumnSource):
+  """See `ColumnSource`."""
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     saved = _saved(rest)
@@ -40,38 +38,27 @@ class Source(FileSource):
       with place(path).open("rb") as file:
         names = _described(_reader(file).schema).get(field, {}).get("names")
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-      raise _damaged(path, error) from error
+      raise self.damaged(path, error) from error
     return tuple(names) if names else super().classes(field)
 
-  def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
-    import pyarrow
+  def opened(self, file):
+    reader = _reader(file)
 
-    number = 0
-    try:
-      with place(path).open("rb") as file:
-        reader = _reader(file)
-        names = reader.schema.names
-        check_fields(self.fields, names, path)
-        columns = list({column_of(field, names): None for field in self.fields} or names)
-        plain = {name: _plain(about) for name, about in _described(reader.schema).items() if name in columns}
-        for batch in _batches(reader):
-          batch.validate(full=True)
-          kept = batch.select(columns)
-          for start in range(0, kept.num_rows, _AT_ONCE):
-            for record in kept.slice(start, _AT_ONCE).to_pylist():
-              number += 1
-              record |= {name: convert(record[name]) for name, convert in plain.items()}
-              long = any(isinstance(cell, str) and len(cell) > LONGEST for cell in record.values())
-              yield f"{path}, row {number}", Skip(f"text of over {LONGEST >> 20} Mi characters") if long else record
-    except (pyarrow.ArrowException, OSError, LookupError, OverflowError, ValueError) as error:
-      raise _damaged(path, error) from error
+    def records_of(columns):
+      plain = {name: _plain(about) for name, about in _described(reader.schema).items() if name in columns}
+      for batch in _batches(reader):
+        batch.validate(full=True)
+        kept = batch.select(columns)
+        for start in range(0, kept.num_rows, AT_ONCE):
+          records = kept.slice(start, AT_ONCE).to_pylist()
+          yield [record | {name: convert(record[name]) for name, convert in plain.items()} for record in records]
 
-  def documents_of(self, path: str, field: str) -> Iterator[str | Skip]:
-    for where, record in self.read(path):
-      if isinstance(record, Skip):
-        yield record
-      else:
-        yield Skip("null") if record.get(field, "") is None else text_of(record, field, where)
+    return reader.schema.names, records_of
+
+  def damaged(self, path, error):
+    return UserError(
+      f"{path}: found damaged Arrow data ({one_line(error)[:200]}), expected a complete file; fetch it again"
+    )
 
 
 def _reader(file):
@@ -102,12 +89,6 @@ def _plain(about: dict[str, Any]) -> Callable[[Any], Any]:
     return lambda found: found.get("bytes") if isinstance(found, dict) else found
   names = about.get("names") or []
   return lambda found: names[found] if isinstance(found, int) and 0 <= found < len(names) else found
-
-
-def _damaged(path: str, error: Exception) -> UserError:
-  return UserError(
-    f"{path}: found damaged Arrow data ({one_line(error)[:200]}), expected a complete file; fetch it again"
-  )
 
 
 def _saved(rest: str) -> dict[str, list[str]] | None:

@@ -1,0 +1,51 @@
+"""The reading that formats of typed columns share: only the columns in use, a row a record."""
+
+import abc
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
+
+from t5x_like.corpora.sources import Record, Skip, check_fields, column_of, text_of
+from t5x_like.corpora.sources._files import LONGEST, FileSource
+from t5x_like.errors import UserError
+from t5x_like.files.places import place
+
+AT_ONCE = 1024
+_TOO_LONG = Skip(f"text of over {LONGEST >> 20} Mi characters")
+
+
+class ColumnSource(FileSource):
+  """One record per row; only the columns in `fields` are read. A format defines `opened` and `damaged`."""
+
+  @abc.abstractmethod
+  def opened(self, file: BinaryIO) -> tuple[list[str], Callable[[list[str]], Iterable[list[Record]]]]:
+    """Return (names of columns, a function from the columns in use to lists of at most `AT_ONCE` records)."""
+
+  @abc.abstractmethod
+  def damaged(self, path: str, error: Exception) -> UserError:
+    """Return the error of a file whose content cannot be read."""
+
+  def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
+    import pyarrow
+
+    number = 0
+    try:
+      with place(path).open("rb") as file:
+        names, records_of = self.opened(file)
+        check_fields(self.fields, names, path)
+        for records in records_of(list({column_of(field, names): None for field in self.fields} or names)):
+          for record in records:
+            number += 1
+            yield f"{path}, row {number}", _TOO_LONG if _long(record) else record
+    except (pyarrow.ArrowException, OSError, LookupError, OverflowError, ValueError) as error:
+      raise self.damaged(path, error) from error
+
+  def documents_of(self, path: str, field: str) -> Iterator[str | Skip]:
+    for where, record in self.read(path):
+      if isinstance(record, Skip):
+        yield record
+      else:
+        yield Skip("null") if record.get(field, "") is None else text_of(record, field, where)
+
+
+def _long(record: dict[str, Any]) -> bool:
+  return any(isinstance(cell, str) and len(cell) > LONGEST for cell in record.values())
