@@ -44,17 +44,21 @@ class Boxes:
     return slice(int(self.ends[n - 1]) if n else 0, int(self.ends[n]))
 
   def slots(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the learned boxes, float32 [N, number, 4], and their labels, int32 [N, number]; -1 is padding."""
+    """Return the learned boxes, float32 [N, M, 4], and their labels, int32 [N, M]; -1 is padding.
+
+    M is the most boxes that an image has; raise UserError if that is more than `number`.
+    """
     image_K = np.searchsorted(self.ends, np.arange(len(self.labels)), side="right")[~self.crowds]
     first_N = np.searchsorted(image_K, np.arange(len(self.ends)))
     place_K = np.arange(len(image_K)) - first_N[image_K]
-    if len(place_K) and place_K.max() >= number:
-      worst, most = image_K[place_K.argmax()], int(place_K.max()) + 1
+    most = int(place_K.max(initial=-1)) + 1
+    if most > number:
+      worst = image_K[place_K.argmax()]
       raise UserError(
         f"config.task.boxes: found {number}, but image {worst} has {most} boxes; set --config.task.boxes={most}, and"
         f" --config.model.queries to no less"
       )
-    boxes_NM4, labels_NM = np.zeros((len(self.ends), number, 4), np.float32), np.full((len(self.ends), number), -1)
+    boxes_NM4, labels_NM = np.zeros((len(self.ends), most, 4), np.float32), np.full((len(self.ends), most), -1)
     boxes_NM4[image_K, place_K], labels_NM[image_K, place_K] = self.boxes[~self.crowds], self.labels[~self.crowds]
     return boxes_NM4, labels_NM.astype(np.int32)
 

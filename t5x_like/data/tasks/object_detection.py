@@ -107,7 +107,10 @@ def task(
       data, boxes_M4, labels_M, *numbers = row
       return padded(change((pixels.decoded(data), boxes_M4, labels_M >= 0), *numbers), labels_M)
 
-    rows = pixels.read(index_B), tf.gather(boxes_NM4, index_B), tf.gather(labels_NM, index_B), *numbers_B
+    more = boxes - labels_NM.shape[1]
+    boxes_BM4 = tf.pad(tf.gather(boxes_NM4, index_B), [[0, 0], [0, more], [0, 0]])
+    labels_BM = tf.pad(tf.gather(labels_NM, index_B), [[0, 0], [0, more]], constant_values=-1)
+    rows = pixels.read(index_B), boxes_BM4, labels_BM, *numbers_B
     return tf.map_fn(one, rows, fn_output_signature=spec) | {"example_weights": tf.ones_like(index_B, tf.float32)}
 
   def batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:

@@ -155,6 +155,18 @@ def test_crowds_are_kept_but_not_learned(tmp_path):
   assert (batch["box_labels"] == -1).all() and made.boxes.crowds.all() and made.boxes.areas.tolist() == [7.0, 7.0]
 
 
+def test_places_take_memory_only_in_batches(tmp_path):
+  """Rows are as wide as asked for; tables of all images are as wide as the fullest image needs."""
+  source = coco(tmp_path / "coco", GOOD)
+  few, many = ((built(source, tmp_path, boxes=number)) for number in (2, 9))
+  (narrow,), (wide,) = (loader.eval_batches(made, batch_size=1) for made in (few, many))
+  np.testing.assert_array_equal(wide["boxes"][:, :2], narrow["boxes"])
+  assert wide["boxes"].shape == (1, 9, 4) and (wide["boxes"][:, 2:] == 0).all()
+  assert (wide["box_labels"][:, 2:] == -1).all() and (narrow["box_labels"] >= 0).all()
+  assert built(source, tmp_path, boxes=2**24 + 1).features["boxes"].shape == (2**24 + 1, 4)
+  assert many.boxes.slots(2**30)[0].shape == (1, 2, 4)
+
+
 def test_splits_of_voc(tmp_path):
   images = {name: (picture(), xml(GOOD)) for name in "abc"}
   source = voc(tmp_path / "voc", images, {"train": ["a", "c"], "val": ["b"], "dot_train": ["a"]})
