@@ -14,7 +14,7 @@ import functools
 
 from t5x_like import command_line, recipes, slots
 from t5x_like.errors import UserError, door
-from t5x_like.files import checked_json
+from t5x_like.files import checked_json, outputs
 from t5x_like.files.places import directory, place
 from t5x_like.interop import hub
 from t5x_like.runtime.huge_pages import use_huge_pages
@@ -39,9 +39,7 @@ def main(argv: list[str] | None = None) -> None:
   )
   parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the tensors written")
   args, overrides = parser.parse(argv)
-  output = place(args.output)
-  if output.exists() and (not output.is_dir() or output.names()):
-    raise UserError(f"--output={output}: exists and is not empty; give a new directory")
+  outputs.check_new(args.output, "--output=")
   args.input = hub.directory(args.input)
   if _is_workdir(args.input):
     if args.config or overrides:
@@ -90,8 +88,7 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
   assembly.check_vocabulary(config, vocabulary)
   parts = build(config)
   model = hf.load(directory, rules=parts.rules)
-  theirs, ours = ({n: p.shape for n, p in params.named_params(m).items()} for m in (model, parts.model))
-  importing.check_parameters(theirs, ours, directory, recipe)
+  importing.check_parameters(model, parts.model, directory, recipe)
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   state = dataclasses.replace(state, params=params.arrays(model))
   importing.write(workdir, config, vocabulary, 0, to_tree(state))

@@ -14,7 +14,8 @@ import functools
 
 from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, door
-from t5x_like.files.places import directory, place
+from t5x_like.files import outputs
+from t5x_like.files.places import directory
 from t5x_like.interop import t5x
 from t5x_like.runtime.huge_pages import use_huge_pages
 
@@ -52,9 +53,7 @@ def main(argv: list[str] | None = None) -> None:
   )
   parser.add_argument("--fresh", action="store_true", help="take the weights alone: step 0, a new optimizer")
   args, overrides = parser.parse(argv)
-  output = place(args.output)
-  if output.exists() and (not output.is_dir() or output.names()):
-    raise UserError(f"--output={output}: exists and is not empty; give a new directory")
+  outputs.check_new(args.output, "--output=")
   _convert(args, overrides)
 
 

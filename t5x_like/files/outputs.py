@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 
 from t5x_like.errors import UserError
 from t5x_like.files.local import replacing
+from t5x_like.files.places import Place, place
 
 _DESCRIPTOR = re.compile(r"/(?:dev/fd|proc/self/fd)/(\d+)")
 _NAMED = {"-": 1, "/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
@@ -40,6 +41,18 @@ _WORKDIR_FILES = {
   "tokenizer.json",
   "vocabulary",
 }
+
+
+def check_new(path: str, flag: str = "") -> Place:
+  """Return the place of a directory to make, which may exist if it is empty; raise UserError if it is taken.
+
+  Args:
+    flag: such as `--output=`, for the message.
+  """
+  output = place(path)
+  if output.exists() and (not output.is_dir() or output.names()):
+    raise UserError(f"{flag}{output}: exists and is not empty; give a new directory")
+  return output
 
 
 class Output:

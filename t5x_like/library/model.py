@@ -15,7 +15,8 @@ import numpy as np
 
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals._embeddings import Pooling
-from t5x_like.files.places import is_remote, place
+from t5x_like.files import outputs
+from t5x_like.files.places import is_remote
 from t5x_like.inference import image_texts, images, predictors, strategies
 from t5x_like.inference.embedding import Embedding
 from t5x_like.inference.fill_mask import MaskFilling
@@ -223,9 +224,7 @@ class Model:
     """
     from t5x_like.interop import hf
 
-    output = place(directory)
-    if output.exists() and (not output.is_dir() or output.names()):
-      raise UserError(f"{directory}: exists and is not empty; give a new directory")
+    output = outputs.check_new(directory)
     whole = trained.finished(params.with_arrays(self.model, self.run.arrays))
     with tempfile.TemporaryDirectory() as aside:
       made = pathlib.Path(aside if is_remote(directory) else directory)

@@ -87,6 +87,7 @@ def sharding_table(params: dict, rules: Rules) -> str:
     rows.append((name, shape, ",".join(a or "-" for a in p.axes), ",".join(parts), f"{4 * local / 2**20:.2f}"))
   widths = [max(len(row[i]) for row in rows) for i in range(5)]
   lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
-  mesh = " ".join(f"{a}={n}" for a, n in rules.mesh.shape.items() if n > 1) or "one device"
-  lines.append(f"mesh: {mesh}; {total:,} parameters, {4 * per_device / 2**20:.1f} MiB of them on each device (float32)")
+  lines.append(
+    f"mesh: {_mesh(rules)}; {total:,} parameters, {4 * per_device / 2**20:.1f} MiB of them on each device (float32)"
+  )
   return "\n".join(lines)

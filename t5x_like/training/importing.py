@@ -4,12 +4,14 @@ import dataclasses
 import json
 from typing import Any
 
+from flax import nnx
 from ml_collections import ConfigDict
 
 import t5x_like.models
 from t5x_like import data, slots
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import UserError
+from t5x_like.nn import params
 from t5x_like.runtime import process
 from t5x_like.runtime.process import environment
 from t5x_like.training import other_runs
@@ -43,8 +45,9 @@ def vocabulary_of(config: ConfigDict) -> Vocabulary:
   return process.build_task("task", arguments.pop("name", None), config.train_split, arguments).vocabulary
 
 
-def check_parameters(theirs: dict[str, tuple[int, ...]], ours: dict[str, tuple[int, ...]], where: str, recipe: str):
+def check_parameters(theirs: nnx.Module, ours: nnx.Module, where: str, recipe: str) -> None:
   """Refuse a recipe whose model has parameters of other shapes, such as another head; raise UserError."""
+  theirs, ours = ({name: p.shape for name, p in params.named_params(model).items()} for model in (theirs, ours))
   for name in sorted({*theirs, *ours}):
     if theirs.get(name) != ours.get(name):
       raise UserError(

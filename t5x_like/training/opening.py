@@ -7,14 +7,13 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import recipes, vocabularies
+from t5x_like import recipes, slots, vocabularies
 from t5x_like.data import features
 from t5x_like.errors import UserError
-from t5x_like.nn import params
-from t5x_like.training import build, other_runs
+from t5x_like.training import build, importing, other_runs
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.resolve import adopted, resolve
-from t5x_like.training.trained import Trained, identity_of, open_saved, vocabulary_at
+from t5x_like.training.trained import Trained, identity_of, vocabulary_at
 
 
 def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: bool = False) -> Trained:
@@ -52,7 +51,8 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
   run = Trained(workdir, config, identity, model, rules)
   check(run)
   if "directory" in identity:
-    _check_parameters(recipe, model, open_saved(workdir).model, workdir)
+    theirs = slots.module("published", "t5x_like.interop").abstract(identity["directory"])
+    importing.check_parameters(theirs, model, workdir, recipe)
   return run
 
 
@@ -83,11 +83,3 @@ def features_of(identity: dict[str, Any]) -> dict[str, Sequence[int]]:
     UserError: imported weights, and a task whose features only its data tell.
   """
   return identity["features"] or {name: list(one.shape) for name, one in features.of(identity["task"]).items()}
-
-
-def _check_parameters(recipe: str, model, theirs, workdir: str) -> None:
-  """Refuse a recipe whose model has other parameters than the published one, such as another head."""
-  ours, found = ({n: p.shape for n, p in params.named_params(m).items()} for m in (model, theirs))
-  for name in sorted({*ours, *found}):
-    if ours.get(name) != found.get(name):
-      raise UserError(f"{recipe}: parameter {name} has shape {ours.get(name)}, that of {workdir} has {found.get(name)}")
