@@ -13,8 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from t5x_like.corpora.documents import Documents
-from t5x_like.corpora.sources import Skip, _files, conllu
-from t5x_like.corpora.sources import parquet as parquet_format
+from t5x_like.corpora.sources import Skip, _columns, _files, conllu
 from t5x_like.errors import UserError
 
 CONLLU = """# newdoc id = a
@@ -74,8 +73,8 @@ def test_parquet(tmp_path, monkeypatch):
   source = Documents(f"parquet:{path}")
   assert list(source.wanted("train")) == ["one", "two"]
   assert source.skipped["train"] == {"null": 1, "empty": 1}
-  monkeypatch.setattr(parquet_format, "LONGEST", 2)
-  assert source.read("train").__next__() == Skip("text of over 0 Mi characters")
+  monkeypatch.setattr(_columns, "LONGEST", 2)
+  assert source.read("train").__next__() == Skip("text of over 2 characters")
   assert "no field 'body' among id, text" in refusal(f"parquet:{path}", text_field="body")
   assert "found number in field 'id', expected text" in refusal(f"parquet:{path}", text_field="id")
   path.write_bytes(path.read_bytes()[:-50])

@@ -10,7 +10,6 @@ from t5x_like.errors import UserError
 from t5x_like.files.places import place
 
 AT_ONCE = 1024
-_TOO_LONG = Skip(f"text of over {LONGEST >> 20} Mi characters")
 
 
 class ColumnSource(FileSource):
@@ -35,7 +34,7 @@ class ColumnSource(FileSource):
         for records in records_of(list({column_of(field, names): None for field in self.fields} or names)):
           for record in records:
             number += 1
-            yield f"{path}, row {number}", _TOO_LONG if _long(record) else record
+            yield f"{path}, row {number}", Skip(f"text of over {LONGEST:,} characters") if _long(record) else record
     except (pyarrow.ArrowException, OSError, LookupError, OverflowError, ValueError) as error:
       raise self.damaged(path, error) from error
 
