@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+import more
 from stores import many_documents, write
 from t5x_like import evaluate, predict, train
 from t5x_like.errors import UserError
@@ -78,6 +79,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.parametrize("workdir", ["gs", more.later("s3")], indirect=True)
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_newest_step_is_passed_over(damage, workdir, server, caplog, capfd):
   address, directory = workdir

@@ -97,7 +97,7 @@ def in_hugging_face(form, params) -> dict[str, np.ndarray]:
   return made
 
 
-MORE = {name: pytest.mark.more for name in ("t5-1.0", "scanned", "per-layer", "byt5-scanned")}
+MORE = {name: pytest.mark.more for name in t5x.FORMS if name != "umt5"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MORE.get(name, [])) for name in t5x.FORMS])
