@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from t5x_like.benchmarks.suites import Benchmark
-from t5x_like.corpora.sources import open_source, parted
+from t5x_like.benchmarks.suites import Benchmark, Form
+from t5x_like.corpora.sources import open_source, parted, t5
 from t5x_like.errors import UserError
 from t5x_like.parallel import distributed
 
@@ -12,10 +12,11 @@ class Unavailable(Exception):
   """The data of a task are not there."""
 
 
-def keys(benchmark: Benchmark, data: str | None, data_dir: str | None) -> dict[str, str]:
+def keys(benchmark: Benchmark, form: Form, data: str | None, data_dir: str | None) -> dict[str, str]:
   """Return the config's keys that say where a benchmark's records are.
 
   Args:
+    form: the form in which they are learned.
     data: the directory of official files, or the files of each split; see `corpora/sources/official.py`.
     data_dir: the directory of TensorFlow datasets, which serves benchmarks without official files or `data`.
 
@@ -26,7 +27,7 @@ def keys(benchmark: Benchmark, data: str | None, data_dir: str | None) -> dict[s
   if not official and benchmark.source is None:
     raise Unavailable("needs its official files; give their directory with --data=DIR")
   place = data if official else data_dir
-  return benchmark.sources(official) | ({} if place is None else {"task.data_dir": place})
+  return benchmark.sources(official, form) | ({} if place is None else {"task.data_dir": place})
 
 
 def check(config: Any) -> None:
@@ -45,6 +46,7 @@ def check(config: Any) -> None:
 
 def _lacking(source: str, data_dir: str | None) -> str | None:
   """Name the missing part of a source; return None if nothing is missing."""
+  source = t5.inner(source)
   if source.startswith("tfds:"):
     from t5x_like.corpora.sources import tfds
 

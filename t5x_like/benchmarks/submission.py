@@ -5,6 +5,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from t5x_like.metrics.answers import names_referent
+from t5x_like.metrics.texts import METRICS
 from t5x_like.training import workdir as workdirs
 
 # GLUE wants the number of a class in these, and its name in the others.
@@ -33,19 +35,26 @@ def write(folder: pathlib.Path, form: str | None, task: str, run: str, files: Ma
     elif task == "multirc":
       workdirs.write_lines(folder, f"{file}.jsonl", _multirc(rows))
     else:
-      rows.sort(key=lambda row: row["idx"])
-      workdirs.write_lines(
-        folder, f"{file}.jsonl", [{"idx": row["idx"], "label": _superglue(task, row["prediction"])} for row in rows]
-      )
+      lines = [{"idx": _number(row["idx"]), "label": _superglue(task, row)} for row in rows]
+      workdirs.write_lines(folder, f"{file}.jsonl", sorted(lines, key=lambda line: line["idx"]))
 
 
 def _glue(task: str, prediction: Any) -> str:
   if task == "stsb":
-    return f"{min(5.0, max(0.0, float(prediction))):.3f}"
+    number = METRICS["number"]().prediction(str(prediction))  # a text that is none counts as -1
+    return f"{min(5.0, max(0.0, number)):.3f}"
   return str(_CLASSES.get(prediction, 0)) if task in _NUMBERED else str(prediction)
 
 
-def _superglue(task: str, prediction: str) -> Any:
+def _number(idx: Any) -> int:
+  """Return the number of an example; ReCoRD's is its query's."""
+  return idx["query"] if isinstance(idx, dict) else idx
+
+
+def _superglue(task: str, row: dict[str, Any]) -> Any:
+  prediction = row["prediction"]
+  if task == "wsc" and "references" in row:  # a generated referent
+    return "true" if names_referent(prediction, row["references"][0]) else "false"
   return _CLASSES.get(prediction, 0) if task == "copa" else _BOOLEAN.get(prediction, prediction)
 
 

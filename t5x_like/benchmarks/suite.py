@@ -288,7 +288,7 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
   recipe, _, argument = (options.recipe or RECIPES[kind]).partition(":")
   init = {"workdir": workdir, "step": options.step, "weights": not options.from_scratch}
   overrides = [f"seed={seed}", f"init={json.dumps(init)}"]
-  overrides += [f"{key}={found}" for key, found in data.keys(benchmark, options.data, options.data_dir).items()]
+  overrides += [f"{key}={found}" for key, found in _keys(benchmark, kind, options).items()]
   if rate is not None:
     overrides.append(f"schedule.learning_rate={rate}")
   overrides += [f"task.cache={_prepared(options)}", *options.overrides]
@@ -307,6 +307,11 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
     if key in node and key not in given:
       node[key] = max(1, config.total_steps // _PARTS)
   return config
+
+
+def _keys(benchmark: Benchmark, kind: str, options: Options) -> dict[str, str]:
+  """Return the config's keys that say where the records are."""
+  return data.keys(benchmark, getattr(benchmark, kind), options.data, options.data_dir)
 
 
 def _prepared(options: Options) -> str:

@@ -1,5 +1,6 @@
 """Shared by the evaluators of labelled tasks: run all rows, grouped by length, and check settings before training."""
 
+import collections
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.evals import Setting
+from t5x_like.metrics.classification import MultiRc
 from t5x_like.objectives import flat
 from t5x_like.rows import in_batches, merged_lengths, padded_length
 
@@ -107,6 +109,20 @@ def check(
       f"config.model.head.{key}: found {found['logits'].shape[-1]}, but task {task.name} has {labels}"
       f" ({', '.join(task.classes) or 'a number'}); set --config.model.head.{key}={labels}"
     )
+
+
+def by_question(
+  records: Sequence[dict], fields: Sequence[str], gold: Sequence[int], given: Sequence[int | None]
+) -> dict[str, float]:
+  """Return MultiRC's scores of labels 0 and 1, grouped by the fields that identify a question; None is wrong."""
+  from t5x_like.corpora.sources import value
+
+  groups = collections.defaultdict(lambda: ([], []))
+  for record, reference, prediction in zip(records, gold, given):
+    name = tuple(str(value(record, field, "")) for field in fields)
+    groups[name][0].append(reference)
+    groups[name][1].append(1 - reference if prediction is None else prediction)
+  return MultiRc()(*zip(*groups.values()))
 
 
 def identified(row: dict[str, Any], record: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Classification and regression of whole texts, with their benchmarks' metrics."""
 
-import collections
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,7 +62,8 @@ class Evaluator:
       if self._classes:
         gold, given = ([self._classes.index(label) for label in side] for side in (gold, given))
       found = self._metric(gold, given)
-      found |= self._by_question(scored, gold, given) if self._questions else {}
+      records = [self._examples[n]["record"] for n in scored]
+      found |= _labelled.by_question(records, self._questions, gold, given) if self._questions else {}
     counts = {"examples": len(predictions)}
     if len(scored) < len(predictions):
       counts["unlabelled"] = len(predictions) - len(scored)
@@ -78,16 +77,6 @@ class Evaluator:
     chances = {name: round(float(x), 6) for name, x in zip(self._classes, p / p.sum())}
     row |= {"prediction": self._classes[int(logits.argmax())], "probabilities": chances}
     return _labelled.identified(row, example["record"], self._ids)
-
-  def _by_question(self, scored: list[int], gold: list[int], given: list[int]) -> dict[str, float]:
-    from t5x_like.corpora.sources import value
-
-    groups = collections.defaultdict(lambda: ([], []))
-    for n, reference, prediction in zip(scored, gold, given):
-      name = tuple(str(value(self._examples[n]["record"], field, "")) for field in self._questions)
-      groups[name][0].append(reference)
-      groups[name][1].append(prediction)
-    return MultiRc()(*zip(*groups.values()))
 
 
 def _outputs(model, batch) -> tuple[jax.Array]:

@@ -11,6 +11,7 @@ from t5x_like.decoding.beam_search import GnmtPenalty, beam_search
 from t5x_like.decoding.generate import generate, likeliest
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.metrics.classification import MultiRc
 from t5x_like.metrics.texts import METRICS, texts_of
 from t5x_like.rows import in_batches, merged_lengths, padded_length
 from t5x_like.slots import Condition, Length, Positive
@@ -23,11 +24,13 @@ class Evaluator:
   """An evaluator that generates and scores the target of every example of a text-to-text task.
 
   Inputs longer than the task's rows are truncated as in training, and counted as `truncated`. Examples with the target
-  -1, which in TFDS marks a missing label, are predicted, but not scored.
+  -1, which in TFDS marks a missing label, are predicted, but not scored; so are examples without `references`.
 
   Args:
     metrics: one or more of `metrics.texts.METRICS`, each a name or a name with its options.
     references: the record field with the right texts, such as `answers`; None is the task's target.
+    questions: fields that together identify an example's question; adds MultiRC's `f1a` and `exact_match` of the labels
+      that the first metric reads.
     beams: the number of beams; 1 takes the likeliest token at every step.
     length_penalty: alpha of the beams' score, as in `predict`.
     max_new_tokens: the most tokens to generate; None is the length of the task's targets.
@@ -44,6 +47,7 @@ class Evaluator:
     *,
     metrics: tuple[str | dict, ...] = ("exact",),
     references: str | None = None,
+    questions: tuple[str, ...] = (),
     beams: Beams = 1,
     length_penalty: float = 0.6,
     max_new_tokens: Length | None = None,
@@ -53,11 +57,13 @@ class Evaluator:
     task = setting.task
     if task.examples is None or "decoder_target_tokens" not in task.features:
       raise UserError(f"evaluator generation: task {task.name} is not text-to-text; choose another task or evaluator")
-    self._setting, self._ids, self._references = setting, ids, references
+    self._setting, self._ids, self._references, self._questions = setting, ids, references, questions
     self._metrics = [slots.make("evaluator generation: metrics", metric, METRICS) for metric in metrics]
-    self._examples = task.examples((*ids, *([references.split(".")[0]] if references else ())))[:max_examples]
-    self._scored = [n for n, one in enumerate(self._examples) if references or one["targets"] != _UNLABELLED]
-    self._gold = [self._right(self._examples[n]) for n in self._scored]
+    further = [field.split(".")[0] for field in (*questions, *([references] if references else ()))]
+    self._examples = task.examples((*ids, *further))[:max_examples]
+    right = [self._right(example) for example in self._examples]
+    self._scored = [n for n, one in enumerate(right) if one is not None]
+    self._gold = [right[n] for n in self._scored]
     self._encoder = "encoder_input_tokens" in task.features
     side = "encoder" if self._encoder else "decoder"
     (self._longest,) = task.features[f"{side}_input_tokens"].shape
@@ -78,7 +84,8 @@ class Evaluator:
   def names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write."""
     scores = dict.fromkeys(name for metric in self._metrics for name in metric.metric.names)
-    return (*scores, "examples", "empty", "truncated", "unlabelled")
+    by_question = MultiRc.names if self._questions else ()
+    return (*scores, *by_question, "examples", "empty", "truncated", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return the metrics' scores, and the numbers of `examples`, `empty` predictions and `truncated` inputs."""
@@ -95,7 +102,11 @@ class Evaluator:
       scores["unlabelled"] = len(texts) - len(self._scored)
     for place, metric in enumerate(self._metrics if self._scored else ()):
       given = [metric.prediction(texts[n]) for n in self._scored]
-      scores |= metric.metric([gold[place] for gold in self._gold], given)
+      gold = [one[place] for one in self._gold]
+      scores |= metric.metric(gold, given)
+      if self._questions and place == 0:
+        records = [self._examples[n]["record"] for n in self._scored]
+        scores |= _labelled.by_question(records, self._questions, gold, given)
     predictions = []
     for example, text in zip(self._examples, texts):
       row = {"input": example["inputs"], "target": example["targets"], "prediction": text}
@@ -103,14 +114,17 @@ class Evaluator:
       predictions.append(_labelled.identified(row, example["record"], self._ids))
     return Result(scores, _labelled.samples(predictions), predictions)
 
-  def _right(self, example: dict[str, Any]) -> list[Any]:
-    """Return an example's reference in the form that each metric takes."""
+  def _right(self, example: dict[str, Any]) -> list[Any] | None:
+    """Return an example's reference in the form that each metric takes; None if it has no label."""
     name = self._setting.task.name
     try:
       right = list(self._texts(example))
+      if example["targets"] == _UNLABELLED and right in ([], [_UNLABELLED]):
+        return None
       if not right:
         raise ValueError(f"found no texts in field {self._references!r}")
-      return [metric.reference(right) for metric in self._metrics]
+      found = [metric.reference(right) for metric in self._metrics]
+      return None if None in found else found
     except ValueError as error:
       raise UserError(f"task {name}, input {example['inputs'][:60]!r}: {error}") from None
 

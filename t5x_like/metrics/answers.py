@@ -63,6 +63,27 @@ def _words(text: str) -> str:
   return " ".join(text.split())
 
 
+_DETERMINERS = frozenset(
+  "a an few her his each every many much my our some that the their these this those which whose your".split()
+)
+
+
+def names_referent(text: str, referent: str) -> bool | None:
+  """Return whether a text names a referent of WSC, as T5 judges; None if the text has no words but determiners.
+
+  Case and determiners are ignored, and the words of either may be all of the other's; but "Bob" is not "Bob's hat".
+  """
+  given, right = (
+    " ".join(word for word in one.strip().lower().split(" ") if word not in _DETERMINERS) for one in (text, referent)
+  )
+  if not given:
+    return None
+  if ("'" in given) != ("'" in right):
+    return False
+  first, second = set(given.split(" ")), set(right.split(" "))
+  return first <= second or second <= first
+
+
 def token_f1(gold: str, predicted: str) -> float:
   """Return the F1 of two normalised texts' word multisets; 0 without a common word, even if both are empty (v1.1)."""
   gold_words, predicted_words = gold.split(), predicted.split()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from t5x_like.metrics.answers import final_number, normalize_squad, normalize_trivia_qa
+from t5x_like.metrics.answers import final_number, names_referent, normalize_squad, normalize_trivia_qa
 from t5x_like.metrics.classification import Classification, Correlation, Matches
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.squad import Answers
@@ -25,8 +25,8 @@ class TextMetric:
 
   Attributes:
     metric: the metric that scores the converted texts.
-    reference: converts an example's right texts, at least one, to the metric's reference; raises ValueError if it
-      cannot.
+    reference: converts an example's right texts, at least one, to the metric's reference; None if there is no label.
+      It raises ValueError if it cannot.
     prediction: converts a generated text to the metric's prediction; None counts as wrong.
   """
 
@@ -68,6 +68,20 @@ def number(*, invalid: float = -1.0) -> TextMetric:
 def answers(*, normalization: Literal["squad", "triviaqa"] = "squad") -> TextMetric:
   """Score exact match and F1, the best over the right answers; for closed-book QA and SQuAD as text."""
   return TextMetric(Answers({"squad": normalize_squad, "triviaqa": normalize_trivia_qa}[normalization]))
+
+
+def referent() -> TextMetric:
+  """Score whether a text names WSC's referent if, and only if, that is right; an empty text is wrong, as in T5.
+
+  The right texts of an example are the referent and False, True or, without a label, -1.
+  """
+
+  def reference(texts: list[str]) -> tuple[str, bool] | None:
+    if len(texts) != 2 or texts[1] not in ("False", "True", "-1"):
+      raise ValueError(f"found {texts}, expected a referent, and False, True or -1")
+    return None if texts[1] == "-1" else (texts[0], texts[1] == "True")
+
+  return TextMetric(Matches(lambda gold, given: names_referent(given, gold[0]) is gold[1]), reference)
 
 
 def exact() -> TextMetric:
@@ -129,6 +143,7 @@ METRICS: dict[str, Callable[..., TextMetric]] = {
   "labels": labels,
   "number": number,
   "answers": answers,
+  "referent": referent,
   "exact": exact,
   "final_number": final,
   "last_word": last_word,

@@ -17,21 +17,32 @@ def benchmark(name: str):
 
 def test_official_files_come_before_tensorflow_datasets():
   rte = benchmark("glue/rte")
-  assert data.keys(rte, None, "tfds") == {"task.source": "tfds:glue/rte", "task.data_dir": "tfds"}
-  found = data.keys(rte, FOLDER, "tfds")
+  assert data.keys(rte, rte.encoder, None, "tfds") == {"task.source": "tfds:glue/rte", "task.data_dir": "tfds"}
+  found = data.keys(rte, rte.encoder, FOLDER, "tfds")
   assert found == {"task.source": rte.files.source, "task.data_dir": FOLDER}
   assert json.loads(found["task.source"].removeprefix("official:"))["classes"] == {
     "label": ["entailment", "not_entailment"]
   }
-  docstrings = data.keys(benchmark("docstrings/name"), FOLDER, "tfds")  # of no files
+  name = benchmark("docstrings/name")
+  docstrings = data.keys(name, name.text, FOLDER, "tfds")  # of no files
   assert docstrings == {"task.source": "docstring_tasks:name", "task.data_dir": "tfds"}
   with pytest.raises(data.Unavailable, match="needs its official files; give their directory with --data=DIR"):
-    data.keys(benchmark("tags/ner"), None, "tfds")
+    data.keys(benchmark("tags/ner"), benchmark("tags/ner").encoder, None, "tfds")
+
+
+def test_texts_that_t5_rewrites_are_read_through_their_form(tmp_path):
+  stsb = benchmark("glue/stsb")
+  assert data.keys(stsb, stsb.encoder, None, None) == {"task.source": "tfds:glue/stsb"}
+  assert data.keys(stsb, stsb.text, None, None) == {"task.source": "t5:stsb:tfds:glue/stsb"}
+  assert data.keys(stsb, stsb.text, FOLDER, None)["task.source"] == f"t5:stsb:{stsb.files.source}"
+  config = recipes.load("configs/finetune/text_to_text.py:glue/stsb", [f"task.data_dir={tmp_path}"])
+  with pytest.raises(data.Unavailable, match="glue/stsb is not in"):
+    data.check(config)
 
 
 def test_evaluations_on_other_data_have_files_of_their_own(tmp_path):
   xquad = benchmark("xquad/xquad")
-  found = data.keys(xquad, FOLDER, None)
+  found = data.keys(xquad, xquad.encoder, FOLDER, None)
   config = recipes.load("configs/finetune/encoder.py:xquad/xquad,official", [f"task.data_dir={FOLDER}"])
   assert config.task.source == found["task.source"] == xquad.files.source
   for language, files in xquad.own_files.items():

@@ -77,7 +77,11 @@ TABLES = {
     {"train": ("COPA/train.jsonl", COPA), "test": ("COPA/test.jsonl", [COPA[0] | {"label": None}])},
   ),
   "superglue/wic": ("super_glue/wic", "word sentence1 sentence2 label", {"validation": ("WiC/val.jsonl", WIC)}),
-  "superglue/wsc": ("super_glue/wsc.fixed", "text span1_text span2_text label", {"train": ("WSC/train.jsonl", WSC)}),
+  "superglue/wsc": (
+    "super_glue/wsc.fixed",
+    "text span1_text span2_text span2_index label",
+    {"train": ("WSC/train.jsonl", WSC)},
+  ),
   "superglue/multirc": (
     "super_glue/multirc",
     "paragraph question answer label idx",

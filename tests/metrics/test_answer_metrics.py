@@ -6,6 +6,7 @@ import pytest
 
 from t5x_like.metrics.answers import final_number, normalize_mlqa, normalize_squad, normalize_trivia_qa, token_f1
 from t5x_like.metrics.squad import Answers, AnswersOrNone, LocalAnswers
+from t5x_like.metrics.texts import METRICS
 
 
 @pytest.mark.parametrize(
@@ -119,3 +120,31 @@ def test_squad_2_leaves_out_what_has_no_prediction():
 )
 def test_final_number(text, number):
   assert final_number(text) == number
+
+
+@pytest.mark.parametrize(
+  ("text", "referent", "named"),
+  [
+    ("potato", "turnip", False),
+    ("turnip", "turnip", True),
+    ("the cat", "cat", True),
+    ("Bob's hat", "Bob", False),
+    ("Bob's hat", "Bob's hat", True),
+    ("potato", "Potato", True),
+    ("a potato", "my potato", True),
+    ("fuzzy bunny", "fuzzy hungry bunny", True),
+    ("", "cat", None),
+    ("a this", "cat", None),
+  ],
+)
+def test_a_referent_is_named_as_t5_judges(text, referent, named):
+  """An empty text is wrong whether the referent is right or not."""
+  made = METRICS["referent"]()
+  score = lambda label: made.metric([made.reference([referent, label])], [made.prediction(text)])["accuracy"]  # noqa: E731
+  assert (score("True"), score("False")) == {True: (100, 0), False: (0, 100), None: (0, 0)}[named]
+  assert made.reference([referent, "-1"]) is None
+
+
+def test_similarity_that_is_no_number_counts_as_minus_one():
+  read = METRICS["number"]().prediction
+  assert [read(text) for text in ("10", "10.", "asdf", "")] == [10.0, 10.0, -1.0, -1.0]

@@ -40,6 +40,7 @@ class Form:
     head: the head of an encoder.
     scores: the number of scores of a decoder.
     symmetric: whether the order of a pair of texts is irrelevant.
+    rewritten: the form of `corpora/sources/t5.py` in which the task reads its records; None if as they are.
   """
 
   task: Values
@@ -49,6 +50,7 @@ class Form:
   head: Values | None = None
   scores: int = 0
   symmetric: bool = False
+  rewritten: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +77,11 @@ class Benchmark:
   own_files: Mapping[str, Files] = dataclasses.field(default_factory=dict)
   test: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-  def sources(self, official: bool) -> dict[str, str]:
-    """Return the sources by the config's keys: the official files, or the source that needs none."""
-    if not official:
-      return {"task.source": self.source}
-    own = {f"evals.{name}.task.source": files.source for name, files in self.own_files.items()}
-    return {"task.source": self.files.source} | own
+  def sources(self, official: bool, form: Form) -> dict[str, str]:
+    """Return the sources of a form by the config's keys: the official files, or the source that needs none."""
+    source = self.files.source if official else self.source
+    own = {f"evals.{name}.task.source": files.source for name, files in self.own_files.items()} if official else {}
+    return {"task.source": f"t5:{form.rewritten}:{source}" if form.rewritten else source} | own
 
   @property
   def decoder(self) -> Form | None:
@@ -115,7 +116,7 @@ def labelled(
   pair: str | None = None,
   labels: Sequence[str] | None,
   scores: Sequence[str] = ("accuracy",),
-  inputs: str,
+  inputs: str | Form,
   length: int = 128,
   questions: Sequence[str] = (),
   symmetric: bool = False,
@@ -124,7 +125,10 @@ def labelled(
   evaluated: Mapping[str, str | Values] | None = None,
   test: Mapping[str, str] | None = None,
 ) -> Benchmark:
-  """Make a benchmark of labels, or of numbers if `labels` is None. As text, the target is the label's name."""
+  """Make a benchmark of labels, or of numbers if `labels` is None.
+
+  `inputs` is the template of the text form, whose target is the label's name; or that form as a whole.
+  """
   evaluated = evaluated or {"dev": "validation"}
   found = counted or (scores if labels else ("pearson", "spearman"))
   counted = tuple(f"{name}/{score}" for name in evaluated for score in found)
@@ -138,10 +142,10 @@ def labelled(
     {"name": "classification", "labels": len(labels) if labels else 1},
     symmetric=symmetric,
   )
-  metric = {"name": "labels", "classes": list(labels), "scores": list(scores)} if labels else {"name": "number"}
-  as_text = None
-  if not questions:  # scores by question need groups of examples, which the text form lacks
-    as_text = _text(inputs, "{label}", [metric], counted, inputs_length=max(128, length), targets_length=16, ids=ids)
+  as_text = inputs
+  if isinstance(inputs, str):
+    metrics = [{"name": "labels", "classes": list(labels), "scores": list(scores)}] if labels else ["number"]
+    as_text = _text(inputs, "{label}", metrics, counted, inputs_length=max(128, length), targets_length=16, ids=ids)
   files = files and dataclasses.replace(files, classes={"label": labels or ()})
   return Benchmark(source, files, examples, encoder, as_text, evaluated, test=test or {})
 
@@ -152,6 +156,26 @@ def _text(inputs, targets, metrics, counted, *, inputs_length, targets_length, i
   evaluator = {"name": "generation", "metrics": metrics, "ids": list(ids)} | judge
   objective = {"name": "encoder_decoder"}
   return Form(task | lengths | {"too_long": "truncate", "packed": False}, objective, evaluator, counted)
+
+
+def rewritten(
+  form: str,
+  metrics: Sequence[str | Values],
+  counted: Sequence[str],
+  *,
+  inputs_length: int = 128,
+  targets_length: int = 16,
+  ids: Sequence[str] = ("idx",),
+  **judge: Any,
+) -> Form:
+  """Make the text form of records that a form of `corpora/sources/t5.py` rewrites.
+
+  `counted` are scores on the dev set; `judge` are further arguments of the evaluator.
+  """
+  scores = tuple(f"dev/{score}" for score in counted)
+  lengths = {"inputs_length": inputs_length, "targets_length": targets_length}
+  made = _text("{inputs}", "{targets}", list(metrics), scores, ids=ids, **lengths, **judge)
+  return dataclasses.replace(made, rewritten=form)
 
 
 def chosen(
@@ -166,14 +190,14 @@ def chosen(
   counted: Sequence[str] = ("accuracy",),
   ids: Sequence[str] = ("idx",),
   length: int = 128,
-  instead: Benchmark | None = None,
+  instead: Form | None = None,
   evaluated: Mapping[str, str] | None = None,
   test: Mapping[str, str] | None = None,
   **task: Any,
 ) -> Benchmark:
   """Make a benchmark of multiple choice, each option a row.
 
-  `task` are further arguments of the task; `instead` provides the text form.
+  `task` are further arguments of the task; `instead` is the text form.
   """
   evaluated = evaluated or {"dev": "validation"}
   given = {"text": text, "options": options if isinstance(options, str) else list(options), "choices": choices}
@@ -187,7 +211,7 @@ def chosen(
   if files and "answers" not in task:
     labels = list(map(str, task.get("labels", range(choices))))
     files = dataclasses.replace(files, classes={task.get("label_field", "label"): labels})
-  return Benchmark(source, files, examples, form, instead.text if instead else None, evaluated, test=test or {})
+  return Benchmark(source, files, examples, form, instead, evaluated, test=test or {})
 
 
 def generated(
@@ -255,11 +279,10 @@ def spans(
     counted,
     {"name": "spans"},
   )
-  inputs = "question: {question} context: {context}"
-  lengths = {"inputs_length": 512, "targets_length": 32}
   text = None
   if not unanswerable and not evaluated:
-    text = _text(inputs, "{answers.text.0}", ["answers"], counted, ids=("id",), references="answers", **lengths)
+    answers = {"ids": ["id"], "references": "answers", "inputs_length": 512, "targets_length": 32}
+    text = rewritten("squad", ["answers"], ("exact_match", "f1"), **answers)
   return Benchmark(source, files, examples, form, text, evaluated or {"dev": "validation"}, own_files or {})
 
 
@@ -279,7 +302,7 @@ def apply(config: Any, benchmark: Benchmark, form: Form, official: bool = False)
   name, first = next(iter(benchmark.evaluated.items()))
   config.eval_split = first if isinstance(first, str) else first["split"]
   config.evals = {name: dict(form.evaluator) | _where(where) for name, where in benchmark.evaluated.items()}
-  for key, source in benchmark.sources(official or benchmark.source is None).items():
+  for key, source in benchmark.sources(official or benchmark.source is None, form).items():
     *path, last = key.split(".")
     functools.reduce(lambda node, name: node[name], path, config)[last] = source
   config.selection = {"metric": f"eval/{name}/{form.counted[0].split('/', 1)[1]}"}

@@ -1,6 +1,6 @@
 """GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461), with T5's texts (Raffel et al. 2020, appendix D)."""
 
-from t5x_like.benchmarks.suites import Files, Suite, labelled
+from t5x_like.benchmarks.suites import Files, Suite, labelled, rewritten
 
 _NLI = ("entailment", "neutral", "contradiction")
 _TWO = ("entailment", "not_entailment")
@@ -70,7 +70,7 @@ SUITE = Suite(
       **_PAIR,
       labels=None,
       symmetric=True,
-      inputs="stsb sentence1: {sentence1} sentence2: {sentence2}",
+      inputs=rewritten("stsb", ["number"], ("pearson", "spearman")),
       test={"STS-B": "test"},
     ),
     "qqp": labelled(

@@ -1,12 +1,14 @@
 """SuperGLUE (Wang et al. 2019, https://arxiv.org/abs/1905.00537).
 
 Encoders give each alternative of COPA, and each entity of ReCoRD, a row and a score; in text-to-text the answer is
-generated (Raffel et al. 2020, appendix D). At most 32 entities of a passage are candidates; few passages have more.
+generated (Raffel et al. 2020, appendix D), and WSC asks for the referent of a pronoun; it is trained on the records
+whose referent is right. At most 32 entities of a passage are candidates; few passages have more.
 """
 
-from t5x_like.benchmarks.suites import Files, Suite, chosen, generated, labelled
+from t5x_like.benchmarks.suites import Files, Suite, chosen, labelled, rewritten
 
 _BOOLEAN = ("False", "True")
+_QUESTION = ("idx.paragraph", "idx.question")
 
 
 def _jsonl(folder: str, form: str = "jsonl") -> Files:
@@ -54,7 +56,7 @@ SUITE = Suite(
         text="{premise}",
         labels=("choice1", "choice2"),
         inputs="copa choice1: {choice1} choice2: {choice2} premise: {premise} question: {question}",
-      ),
+      ).text,
       test={"COPA": "test"},
     ),
     "multirc": labelled(
@@ -64,9 +66,15 @@ SUITE = Suite(
       text="{paragraph}",
       pair="{question} {answer}",
       labels=_BOOLEAN,
-      questions=("idx.paragraph", "idx.question"),
+      questions=_QUESTION,
       counted=("f1a", "exact_match"),
-      inputs="",
+      inputs=rewritten(
+        "multirc",
+        [{"name": "labels", "classes": list(_BOOLEAN)}],
+        ("f1a", "exact_match"),
+        inputs_length=512,
+        questions=_QUESTION,
+      ),
       length=512,
       test={"MultiRC": "test"},
     ),
@@ -84,17 +92,10 @@ SUITE = Suite(
       scores=("answers",),
       counted=("f1", "exact_match"),
       length=384,
-      instead=generated(
-        "tfds:super_glue/record",
-        100_730,
-        inputs="record query: {query} entities: {entities.*} passage: {passage}",
-        targets="{answers.0}",
-        metrics=["answers"],
-        counted=("f1", "exact_match"),
-        references="answers",
-        inputs_length=512,
-        targets_length=32,
+      instead=rewritten(
+        "record", ["answers"], ("f1", "exact_match"), inputs_length=512, targets_length=32, references="answers"
       ),
+      test={"ReCoRD": "test"},
     ),
     "rte": labelled(
       "tfds:super_glue/rte",
@@ -123,7 +124,7 @@ SUITE = Suite(
       text="{text}",
       pair="{span2_text}: {span1_text}",
       labels=_BOOLEAN,
-      inputs="wsc: {text} {span2_text}: {span1_text}",
+      inputs=rewritten("wsc", ["referent"], ("accuracy",), targets_length=32, references="judged"),
       test={"WSC": "test"},
     ),
   },

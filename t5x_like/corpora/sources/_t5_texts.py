@@ -1,0 +1,204 @@
+"""T5's texts of single records, equal to those of `t5/data/preprocessors.py` character by character.
+
+Each function takes a record, its location and whether it is for training, and yields records with `inputs`, `targets`
+and the fields that metrics need. Targets of records without a label are -1, as in TensorFlow datasets.
+"""
+
+import re
+import string
+from collections.abc import Iterator
+
+import numpy as np
+
+from t5x_like.corpora.sources import Record, Skip, value
+from t5x_like.errors import UserError
+
+UNLABELLED = "-1"
+_PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
+_SPACE = re.compile(r"[ \t\n\f\r]+")
+_PRONOUNS = frozenset("he she they it her his their them him".split())
+_END = ".,?!"
+
+
+def stsb(record: Record, where: str, training: bool) -> Iterator[Record]:
+  """Yield the number of STS-B to one decimal place, rounded to the nearest 0.2 in single precision."""
+  del training
+  label = str(record["label"])
+  if label != UNLABELLED and label != "-1.0":
+    try:
+      label = f"{np.round(np.float32(label) * np.float32(5)) / np.float32(5):.1f}"
+    except ValueError:
+      raise UserError(f"{where}: found the score {label!r}, expected a number") from None
+  texts = f"stsb sentence1: {record['sentence1']} sentence2: {record['sentence2']}"
+  yield {"inputs": texts, "targets": UNLABELLED if label == "-1.0" else label, "idx": record.get("idx")}
+
+
+def multirc(record: Record, where: str, training: bool) -> Iterator[Record]:
+  """Yield an answer option of MultiRC, without the marks of HTML; its label is False or True."""
+  del where, training
+  text = f"multirc question: {record['question']} answer: {record['answer']} paragraph: {record['paragraph']}"
+  text = re.sub("</?b>", "", text.replace("<br>", " "))
+  yield {"inputs": text, "targets": _truth(record["label"]), "idx": record["idx"]}
+
+
+def record(record: Record, where: str, training: bool) -> Iterator[Record]:
+  """Yield a query of ReCoRD: once, with all `answers`, or for training once for each answer."""
+  del where
+  passage = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", record["passage"]).replace("\n@highlight\n", ". ")
+  entities = ", ".join(record["entities"])
+  made = {"inputs": f"record query: {record['query']} entities: {entities} passage: {passage}"}
+  made |= {"answers": record["answers"], "idx": record["idx"]}
+  for answer in record["answers"] if training else record["answers"][:1] or [UNLABELLED]:
+    yield made | {"targets": answer}
+
+
+def squad(record: Record, where: str, training: bool, context: bool = True) -> Iterator[Record]:
+  """Yield a question with its context, punctuation between spaces; `answers` are the right ones."""
+  del training
+  answers = [_padded(answer) for answer in value(record, "answers.text", where)] if record["answers"] else []
+  question = _padded(record["question"])
+  texts = ["question:", question, "context:", _padded(record["context"])] if context else [_TRIVIA, question]
+  made = {"inputs": _SPACE.sub(" ", " ".join(texts)), "targets": answers[0] if answers else UNLABELLED}
+  yield made | {"answers": answers, "id": record["id"]}
+
+
+_TRIVIA = "squad trivia question:"
+
+
+def squad_context_free(record: Record, where: str, training: bool) -> Iterator[Record]:
+  """Yield a question alone."""
+  yield from squad(record, where, training, context=False)
+
+
+def wsc(record: Record, where: str, training: bool) -> Iterator[Record]:
+  """Yield the sentence with its pronoun between asterisks; the target is the referent, right or not.
+
+  `judged` holds the referent and whether it is right: False, True or, unknown, -1.
+  """
+  label = _truth(record["label"])
+  if not training or label == "True":
+    text = _pronoun_marked(record["text"], record["span2_text"], int(record["span2_index"]), where)
+    referent = record["span1_text"]
+    yield {"inputs": f"wsc: {text}", "targets": referent, "judged": [referent, label], "idx": record.get("idx")}
+
+
+def _pronoun_marked(text: str, pronoun: str, place: int, where: str) -> str:
+  """Put asterisks around the word at a place. Two sentences of WSC number it wrongly: then the nearest equal word."""
+  words = text.split(" ")
+  if place < len(words) and words[place] == pronoun:
+    words[place] = f"*{pronoun}*"
+    return " ".join(words)
+  alone = re.compile(rf"({re.escape(pronoun)})([^\w]*)")
+  near = sorted((abs(number - place), number) for number, word in enumerate(words) if alone.fullmatch(word))
+  if not near:
+    raise UserError(f"{where}: found no word {pronoun!r} in {text[:60]!r}, expected the pronoun of span2_text")
+  number = near[0][1]
+  _, after = alone.fullmatch(words[number]).groups()
+  words[number] = f"*{pronoun}*" + (f" {after}" if after else "")
+  return " ".join(words).strip()
+
+
+def dpr(record: Record, where: str, training: bool) -> Iterator[Record]:
+  """Yield the sentence with its first pronoun between asterisks; the target is the right candidate."""
+  del training
+  pattern = rf" ({re.escape(record['pronoun'])})( |\.|,)"
+  try:
+    target = record["candidates"][int(record["label"])]
+  except (ValueError, IndexError):
+    raise UserError(f"{where}: found the label {record['label']!r}, expected the number of a candidate") from None
+  yield {"inputs": "wsc: " + re.sub(pattern, r" *\1*\2", record["sentence"], count=1), "targets": target}
+
+
+def wnli(record: Record, where: str, training: bool) -> Iterator[Record | Skip]:
+  """Yield the premise with the pronoun that the hypothesis replaces between asterisks; the target is its replacement.
+
+  `judged` is as in `wsc`: whether the premise entails the hypothesis.
+  """
+  del where, training
+  premise, hypothesis = record["sentence1"], record["sentence2"]
+  made = _best_pronoun(_cleaned(premise), _cleaned(hypothesis))
+  referent = made and _spelled(made[1], hypothesis)
+  if not referent:
+    yield Skip("no pronoun that the hypothesis replaces")
+    return
+  words = premise.split(" ")
+  word = words[made[0]]
+  words[made[0]] = f"*{word[:-1]}* {word[-1]}" if word[-1] in _END else f"*{word}*"
+  label = _truth({"entailment": True, "not_entailment": False}.get(record["label"], record["label"]))
+  texts = {"inputs": "wsc: " + " ".join(words), "targets": referent}
+  yield texts | {"judged": [referent, label], "idx": record.get("idx")}
+
+
+def _best_pronoun(premise: list[str], hypothesis: list[str]) -> tuple[int, str] | None:
+  """Return the place of the pronoun whose neighbours the hypothesis repeats most, and the words between them there."""
+  best = None
+  for place, word in enumerate(premise):
+    if word not in _PRONOUNS:
+      continue
+    before, after = premise[:place], premise[place + 1 :]
+    first = _repeated(before[::-1], hypothesis[::-1])
+    last = _repeated(after, hypothesis)
+    if best is None or first + last > best[0]:
+      best = first + last, place, _between(before[len(before) - first :], after[:last], hypothesis)
+  return best and best[1:]
+
+
+def _between(before: list[str], after: list[str], hypothesis: list[str]) -> str:
+  """Return the words of the hypothesis between others; at its beginning or end if it has only one side of them."""
+  if not before and not after:
+    return ""
+  text = " ".join(hypothesis)
+  for pattern in ([*before, "(.+)", *after], ["^(.+)", *after], [*before, "(.+)$"]):
+    try:
+      found = re.search(" ".join(pattern), text)
+    except re.error:  # words are patterns here as in the published code
+      return ""
+    if found:
+      return found[1]
+  return ""
+
+
+def _repeated(words: list[str], text: list[str]) -> int:
+  """Count the words at the beginning of a list that occur together in a text."""
+  whole = " ".join(text)
+  return next((n for n in range(len(words)) if " ".join(words[: n + 1]) not in whole), len(words))
+
+
+def _cleaned(text: str) -> list[str]:
+  words = [re.sub(r"[.,?!]$", "", word) for word in text.strip().lower().split(" ")]
+  return [word for word in words if word]
+
+
+def _spelled(candidate: str, hypothesis: str) -> str:
+  """Return a candidate from its last article on, as the hypothesis spells it, without punctuation and genitive."""
+  words = candidate.split(" ")
+  words = words[max([words.index(article) for article in ("a", "an", "the") if article in words] or [0]) :]
+  pattern = " ".join(rf"{re.escape(word)}(?:\.|,|\?|\!)?" for word in words)
+  found = re.search(pattern, hypothesis, re.IGNORECASE)
+  text = found[0] if found else ""
+  text = text[:-1] if text and text[-1] in _END else text
+  return text[:-1] if text.endswith("'") else text.removesuffix("'s")
+
+
+def _padded(text: str) -> str:
+  """Put every punctuation mark between spaces and collapse white space."""
+  return _SPACE.sub(" ", _PUNCTUATION.sub(r" \1 ", text))
+
+
+def _truth(label: object) -> str:
+  """Return False, True or, for any other label, -1."""
+  text = str(label)
+  return {"0": "False", "1": "True"}.get(text, text if text in ("False", "True") else UNLABELLED)
+
+
+# By form: the fields of the records it reads, and its function.
+FORMS = {
+  "stsb": (("sentence1", "sentence2", "label", "idx"), stsb),
+  "multirc": (("question", "answer", "paragraph", "label", "idx"), multirc),
+  "record": (("passage", "query", "entities", "answers", "idx"), record),
+  "squad": (("id", "question", "context", "answers"), squad),
+  "squad_context_free": (("id", "question", "context", "answers"), squad_context_free),
+  "wsc": (("text", "span1_text", "span2_text", "span2_index", "label", "idx"), wsc),
+  "wnli": (("sentence1", "sentence2", "label", "idx"), wnli),
+  "dpr": (("sentence", "pronoun", "candidates", "label"), dpr),
+}

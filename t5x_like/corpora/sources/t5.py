@@ -1,0 +1,68 @@
+"""`t5:FORM:SOURCE`: the records of another source, rewritten as T5's texts (Raffel et al. 2020, appendix D).
+
+    t5:stsb:tfds:glue/stsb                     a number rounded to the nearest 0.2
+    t5:squad:squad:train=train-v1.1.json       punctuation between spaces; `squad_context_free` leaves out the context
+    t5:multirc:multirc:train=train.jsonl       without HTML marks
+    t5:record:record:validation=val.jsonl      a training example for each answer, otherwise one for each query
+    t5:wsc:wsc:train=train.jsonl               the pronoun between asterisks, the referent as the target; for training
+                                               the records whose referent is right, otherwise all
+    t5:wnli:tfds:glue/wnli                     WNLI in the form of WSC, to evaluate a model of WSC and DPR
+    t5:dpr:tfds:definite_pronoun_resolution    definite pronoun resolution in the form of WSC
+
+Splits whose name begins with `train` are for training. Tasks of GLUE and SuperGLUE that are not listed need no source
+of their own: their texts are the templates of `benchmarks/suites/`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.corpora.sources import Record, Skip, _t5_texts, check_split, open_source
+from t5x_like.corpora.sources import Source as Base
+from t5x_like.errors import UserError, did_you_mean
+
+VERSION = 1  # of the texts; raise it when they change
+
+
+class Source(Base):
+  """Fields inputs, targets, and further ones for metrics, see `_t5_texts`."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    del fields  # of the results
+    self._form, _, inner = rest.partition(":")
+    known = _t5_texts.FORMS
+    if self._form not in known or not inner:
+      raise UserError(
+        f"source t5:{rest[:80]}: found the form {self._form!r}, expected t5:FORM:SOURCE with one of {', '.join(known)}"
+        f"{did_you_mean(self._form, known)}"
+      )
+    self._fields, self._texts = known[self._form]
+    self._inner = open_source(inner, fields=self._fields, data_dir=data_dir)
+    self.name, self.splits = self._inner.name, self._inner.splits
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    check_split(self, split)
+    for where, record in self._inner.records(split, part):
+      if isinstance(record, Skip):
+        yield where, record
+      else:
+        yield from ((where, made) for made in self._texts(record, where, split.startswith("train")))
+
+  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
+    return self._inner.parts(split, part_bytes)
+
+  def part_size(self, split: str, part: tuple[int, int]) -> int:
+    return self._inner.part_size(split, part)
+
+  def changed(self, split: str) -> list[int | None]:
+    return self._inner.changed(split)
+
+  def facts(self, field: str) -> dict[str, Any]:
+    return {"form": "t5", "text": self._form, "version": VERSION, "of": self._inner.facts(field)}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    return {"form": "t5", "text": self._form, "version": VERSION, "of": self._inner.split_facts(split)}
+
+
+def inner(source: str) -> str:
+  """Return the source whose records a source rewrites; a source of another format is its own."""
+  return source.split(":", 2)[2] if source.startswith("t5:") and source.count(":") > 1 else source

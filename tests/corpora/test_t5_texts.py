@@ -1,0 +1,224 @@
+"""T5's texts of benchmarks, written down from the behaviour of the published preprocessors."""
+
+import json
+
+import pytest
+
+from t5x_like import slots
+from t5x_like.benchmarks import suites
+from t5x_like.corpora.sources import Skip, open_source
+from t5x_like.data.supervised.templates import Template
+from t5x_like.errors import UserError
+
+
+def made(form: str, rows: list[dict], folder, split: str = "validation") -> list[dict]:
+  """Rewrite records through the source, as a task reads them."""
+  (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return [row for _, row in open_source(f"t5:{form}:jsonl:{split}={folder}/rows.jsonl").records(split)]
+
+
+@pytest.mark.parametrize(
+  ("label", "expected"),
+  [(2.8, "2.8"), (1.66, "1.6"), (3.799999952316284, "3.8"), ("3.800", "3.8"), (0.0, "0.0"), ("0", "0.0"), (5, "5.0")]
+  + [(0.1, "0.0"), (0.3, "0.4"), (0.5, "0.4"), (4.75, "4.8"), ("3.25", "3.2"), ("-1", "-1"), (-1.0, "-1")],
+)
+def test_similarity_is_rounded_to_the_nearest_fifth(label, expected, tmp_path):
+  (row,) = made("stsb", [{"sentence1": "Big news.", "sentence2": "No idea.", "label": label, "idx": 4}], tmp_path)
+  assert row == {"inputs": "stsb sentence1: Big news. sentence2: No idea.", "targets": expected, "idx": 4}
+
+
+def test_an_answer_option_has_no_marks_and_the_label_in_words(tmp_path):
+  idx = {"paragraph": 5, "question": 1, "answer": 3}
+  row = {
+    "paragraph": "<b>Sent 1: </b>Once upon a time, Joey woke.<br><b>Sent 2: </b>He loved pie.",
+    "question": "Why was Joey surprised?",
+    "answer": "There was only pie to eat",
+    "idx": idx,
+  }
+  text = (
+    "multirc question: Why was Joey surprised? answer: There was only pie to eat paragraph: Sent 1: Once upon a time,"
+    " Joey woke. Sent 2: He loved pie."
+  )
+  rows = made("multirc", [row | {"label": label} for label in (1, "False", -1)], tmp_path)
+  assert rows == [{"inputs": text, "targets": target, "idx": idx} for target in ("True", "False", "-1")]
+
+
+ANSWERED = {
+  "query": "It was @placeholder.",
+  "entities": ["A", "B", "C"],
+  "passage": 'This is the passage\n@highlight\nAnother sentence.\n@highlight\nThird "one"\n@highlight\nEnd',
+  "answers": ["A", "C"],
+  "idx": {"passage": 1, "query": 2},
+}
+CLOZE = (
+  'record query: It was @placeholder. entities: A, B, C passage: This is the passage. Another sentence. Third "one" End'
+)
+
+
+def test_a_cloze_is_an_example_for_each_answer_in_training_and_one_otherwise(tmp_path):
+  rest = {"inputs": CLOZE, "answers": ["A", "C"], "idx": ANSWERED["idx"]}
+  assert made("record", [ANSWERED], tmp_path, "train") == [rest | {"targets": one} for one in ("A", "C")]
+  assert made("record", [ANSWERED], tmp_path) == [rest | {"targets": "A"}]
+  (unlabelled,) = made("record", [ANSWERED | {"answers": []}], tmp_path, "test")
+  assert (unlabelled["targets"], unlabelled["answers"]) == ("-1", [])
+
+
+def test_punctuation_of_squad_stands_alone(tmp_path):
+  row = {"id": "i", "context": '"This  is a\nstring (1845-1986)".', "question": "A vídeo?"}
+  answers = {"text": ["The answer.", "$5"], "answer_start": [0, 0]}
+  (found,) = made("squad", [row | {"answers": answers}], tmp_path)
+  assert found["inputs"] == 'question: A vídeo ? context: " This is a string ( 1845 - 1986 ) " . '
+  assert (found["targets"], found["answers"], found["id"]) == ("The answer . ", ["The answer . ", " $ 5"], "i")
+  listed = [{"text": one, "answer_start": 0} for one in answers["text"]]  # as in the official files
+  assert made("squad", [row | {"answers": listed}], tmp_path) == [found]
+  (alone,) = made("squad_context_free", [row | {"answers": answers}], tmp_path)
+  assert alone["inputs"] == "squad trivia question: A vídeo ? "
+
+
+LENT = {"text": "Mitchell asked Tom if he could lend some money.", "span2_text": "he", "span2_index": 4}
+WHIPPED = (
+  "The boy continued to whip the pony , and eventually the pony threw him over. John laughed out quite loud. "
+  '"Good for him," he said. '
+)
+CALMED = (
+  "When they had eventually calmed down a bit , and had gotten home, Mr. Farley put the magic pebble in an iron safe ."
+  " Some day they might want to use it , but really for now, what more could they wish for?"
+)
+
+
+def test_a_pronoun_is_marked_and_the_target_is_its_referent(tmp_path):
+  rows = [LENT | {"span1_text": name, "label": name == "Tom", "idx": n} for n, name in enumerate(["Tom", "Mitchell"])]
+  text = "wsc: Mitchell asked Tom if *he* could lend some money."
+  first, second = made("wsc", rows, tmp_path)
+  assert first == {"inputs": text, "targets": "Tom", "judged": ["Tom", "True"], "idx": 0}
+  assert second == {"inputs": text, "targets": "Mitchell", "judged": ["Mitchell", "False"], "idx": 1}
+  assert made("wsc", rows, tmp_path, "train") == [first]
+  (test,) = made("wsc", [rows[0] | {"label": None}], tmp_path, "test")
+  assert test["judged"] == ["Tom", "-1"]
+
+
+@pytest.mark.parametrize(
+  ("text", "pronoun", "index", "expected"),
+  [
+    (WHIPPED, "him", 23, WHIPPED.replace('him," he said. ', '*him* ," he said.')),
+    (CALMED, "it", 34, CALMED.replace("use it ,", "use *it* ,")),
+  ],
+)
+def test_the_two_sentences_that_number_their_pronoun_wrongly(text, pronoun, index, expected, tmp_path):
+  assert text.split(" ")[index] != pronoun
+  row = {"text": text, "span1_text": "x", "span2_text": pronoun, "span2_index": index, "label": 1, "idx": 0}
+  assert made("wsc", [row], tmp_path)[0]["inputs"] == f"wsc: {expected}"
+
+
+@pytest.mark.parametrize(
+  ("sentence", "pronoun", "expected"),
+  [
+    ("Mitchell asked Tom if he could lend some money.", "he", "Mitchell asked Tom if *he* could lend some money."),
+    ("Bill beat Tom because that newbie had luck.", "that newbie", "Bill beat Tom because *that newbie* had luck."),
+    ("Carl thought the book unreadable to him.", "him", "Carl thought the book unreadable to *him*."),
+  ],
+)
+def test_definite_pronouns_are_marked_as_in_wsc(sentence, pronoun, expected, tmp_path):
+  row = {"sentence": sentence, "pronoun": pronoun, "candidates": ["Bill", "Tom"], "label": "1"}
+  assert made("dpr", [row], tmp_path, "train") == [{"inputs": f"wsc: {expected}", "targets": "Tom"}]
+
+
+@pytest.mark.parametrize(
+  ("premise", "hypothesis", "marked", "target"),
+  [
+    (
+      "Lily spoke to Donna breaking her silence.",
+      "Lily spoke to Donna breaking Donna's silence.",
+      "Lily spoke to Donna breaking *her* silence.",
+      "Donna",
+    ),
+    (
+      "The fish ate the worm. It was tasty.",
+      "The worm was tasty.",
+      "The fish ate the worm. *It* was tasty.",
+      "The worm",
+    ),
+    (
+      "Edward dropped adhesive tape onto his window sill, and when he pulled the tape off, some of the glue was stuck"
+      " on it.",
+      "Some of the glue was stuck on the window sill.",
+      "Edward dropped adhesive tape onto his window sill, and when he pulled the tape off, some of the glue was stuck"
+      " on *it* .",
+      "the window sill",
+    ),
+    (
+      "Al stole Bob's wallet and car, and then he was driving it really fast to get away.",
+      "He was driving the car really fast to get away.",
+      "Al stole Bob's wallet and car, and then he was driving *it* really fast to get away.",
+      "the car",
+    ),
+  ],
+)
+def test_a_hypothesis_becomes_the_referent_of_the_pronoun_that_it_replaces(
+  premise, hypothesis, marked, target, tmp_path
+):
+  row = {"sentence1": premise, "sentence2": hypothesis, "label": "entailment", "idx": 1}
+  expected = {"inputs": f"wsc: {marked}", "targets": target, "judged": [target, "True"], "idx": 1}
+  assert made("wnli", [row], tmp_path) == [expected]
+  (without,) = made("wnli", [row | {"sentence1": "No pronoun."}], tmp_path)
+  assert isinstance(without, Skip)
+
+
+# Templates of the tasks that need no form: the text of a record, and the names of the labels.
+TEMPLATES = {
+  "glue/cola": ("cola sentence: S", ("unacceptable", "acceptable")),
+  "glue/sst2": ("sst2 sentence: S", ("negative", "positive")),
+  "glue/mrpc": ("mrpc sentence1: S1 sentence2: S2", ("not_equivalent", "equivalent")),
+  "glue/qqp": ("qqp question1: Q1 question2: Q2", ("not_duplicate", "duplicate")),
+  "glue/mnli": ("mnli hypothesis: H premise: P", ("entailment", "neutral", "contradiction")),
+  "glue/qnli": ("qnli question: Q sentence: S", ("entailment", "not_entailment")),
+  "glue/rte": ("rte sentence1: S1 sentence2: S2", ("entailment", "not_entailment")),
+  "glue/wnli": ("wnli sentence1: S1 sentence2: S2", ("not_entailment", "entailment")),
+  "superglue/boolq": ("boolq passage: G question: Q", ("False", "True")),
+  "superglue/cb": ("cb hypothesis: H premise: P", ("entailment", "contradiction", "neutral")),
+  "superglue/copa": ("copa choice1: C1 choice2: C2 premise: P question: Q", ("choice1", "choice2")),
+  "superglue/rte": ("rte hypothesis: H premise: P", ("entailment", "not_entailment")),
+  "superglue/wic": ("wic sentence1: S1 sentence2: S2 word: W", ("False", "True")),
+}
+FIELDS = {"sentence": "S", "sentence1": "S1", "sentence2": "S2", "question": "Q", "question1": "Q1", "question2": "Q2"}
+FIELDS |= {"premise": "P", "hypothesis": "H", "passage": "G", "choice1": "C1", "choice2": "C2", "word": "W"}
+
+
+def tasks():
+  for name in ("glue", "superglue", "squad"):
+    for task, benchmark in slots.find("suite", name, suites, "SUITE").tasks.items():
+      yield f"{name}/{task}", benchmark
+
+
+def test_every_task_of_glue_and_superglue_and_squad_has_its_text():
+  found = dict(tasks())
+  forms = {name: benchmark.text.rewritten for name, benchmark in found.items() if benchmark.text}
+  rewritten = ["glue/stsb", *(f"superglue/{one}" for one in ("multirc", "record", "wsc")), "squad/squad"]
+  assert {name: form for name, form in forms.items() if form} == {name: name.split("/")[1] for name in rewritten}
+  assert forms.keys() == TEMPLATES.keys() | {*rewritten} == found.keys() - {"squad/squad_v2"}
+  for name, (text, labels) in TEMPLATES.items():
+    form = found[name].text
+    assert Template(form.task["inputs"], "inputs")(FIELDS, "") == text and form.task["targets"] == "{label}", name
+    (metric,) = form.evaluator["metrics"]
+    assert metric["classes"] == list(labels), name
+
+
+@pytest.mark.parametrize(
+  ("source", "words"),
+  [
+    ("t5:stbs:builtin", "found the form 'stbs', expected t5:FORM:SOURCE with one of stsb, "),
+    ("t5:stsb", "expected t5:FORM:SOURCE"),
+    ("t5:stsb:jsonl:train={}/a.jsonl", "found the score 'high', expected a number"),
+    ("t5:wsc:jsonl:train={}/w.jsonl", "found no word 'she' in 'He slept.', expected the pronoun of span2_text"),
+    ("t5:dpr:jsonl:train={}/d.jsonl", "found the label 7, expected the number of a candidate"),
+  ],
+)
+def test_what_cannot_be_rewritten_is_one_line(source, words, tmp_path):
+  rows = {"a": {"sentence1": "x", "sentence2": "y", "label": "high", "idx": 0}}
+  rows["w"] = {"text": "He slept.", "span1_text": "Al", "span2_text": "she", "span2_index": 0, "label": 1, "idx": 0}
+  rows["d"] = {"sentence": "x", "pronoun": "he", "candidates": ["a", "b"], "label": 7}
+  for name, row in rows.items():
+    (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+  with pytest.raises(UserError) as error:
+    list(open_source(source.format(tmp_path)).records("train"))
+  assert words in str(error.value) and "\n" not in str(error.value)
