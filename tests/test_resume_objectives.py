@@ -35,6 +35,8 @@ RECIPES = {  # one of every objective, and of every way to make its examples
   "configs/mt5/base.py": (),
   "configs/roberta/base.py": (),
   "configs/switch/base.py": (),
+  "configs/t5/architectures.py:language_model,denoising": (),
+  "configs/t5/architectures.py:prefix_lm,denoising": (),
   "configs/t5/base.py": (),
   "configs/t5/finetune.py": (),
   "configs/t5/prefix_lm.py": (),
@@ -61,10 +63,6 @@ def cases():
         "--config.task.inputs_length=64",
       ),
     )
-  yield (
-    "configs/t5/base.py",
-    ("--config.task.name=salient_spans", "--config.task.store=builtin", "--config.task.inputs_length=64"),
-  )
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like import slots, vocabularies
-from t5x_like.data import tasks
+from t5x_like.data import preprocessors, tasks
 from t5x_like.errors import UserError
 
 
@@ -44,7 +44,8 @@ def of(arguments: Mapping[str, Any]) -> Features:
     raise UserError(f"config.task.name: the features of {name!r} are told only by making the task, from its data")
   make, declare = (slots.find("config.task.name", name, tasks, member) for member in ("task", "features"))
   encoding = vocabulary(values.get("store", "builtin"))
-  return declare(encoding, **slots.defaults(make) | values)
+  described, form = declare(encoding, **slots.defaults(make) | values), values.get("as_decoder")
+  return slots.module("decoder_form", preprocessors).described(form, described) if form else described
 
 
 def vocabulary(store: str) -> vocabularies.Vocabulary:

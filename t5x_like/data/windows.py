@@ -23,7 +23,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from t5x_like.data import random
+from t5x_like import slots
+from t5x_like.data import preprocessors, random
 from t5x_like.data.features import Features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Batch, Task, fingerprint
@@ -216,6 +217,7 @@ class Text:
     dynamic_offsets: shift the windows in every later epoch, see above.
     label: the name in metrics; by default `<corpus>_<task>`.
     verify: the checks on opening the store: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
+    as_decoder: the form for decoders of a task for encoder-decoders, see `preprocessors/decoder_form.py`.
   """
 
   store: str
@@ -223,6 +225,7 @@ class Text:
   dynamic_offsets: bool = True
   label: str | None = None
   verify: Verify = "auto"
+  as_decoder: Literal["causal", "prefix"] | None = None
 
   def windows(self, length: int, documents_end: DocumentsEnd = "any") -> Windows:
     """Open the store and return its windows of `length` tokens; errors as `Windows`."""
@@ -241,6 +244,10 @@ class Text:
       batch, features: see `Task`.
       facts: all that examples depend on besides the windows; JSON.
     """
+    if self.as_decoder:
+      form, facts = slots.module("decoder_form", preprocessors), facts | {"as_decoder": self.as_decoder}
+      features = form.described(self.as_decoder, features)
+      batch = form.applied(self.as_decoder, batch, windows.vocabulary)
     return Task(
       name=self.label or f"{windows.tokens.name}_{version.partition('.')[0]}",
       vocabulary=windows.vocabulary,

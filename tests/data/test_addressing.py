@@ -59,7 +59,11 @@ ALL_OF_IT = {
   "mixing": {"mixup": 0.8, "cutmix": 1.0, "probability": 0.9},
 }
 CASES = {
-  "span_corruption": [{"inputs_length": 64}, {"inputs_length": 64, "random_roll": True}],
+  "span_corruption": [
+    {"inputs_length": 64},
+    {"inputs_length": 64, "random_roll": True},
+    {"inputs_length": 64, "as_decoder": "prefix"},
+  ],
   "denoising": [
     {"style": style, "inputs_length": 64}
     for style in ("bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling")
@@ -68,7 +72,6 @@ CASES = {
   "prefix_lm": [{"length": 64}, {"length": 64, "architecture": "encoder_decoder"}],
   "ul2": [{"length": 64}],
   "bart": [{"length": 64}, {"length": 64, "rotate": True}],
-  "salient_spans": [{"inputs_length": 64}],
   "mlm": [
     {"length": 64},
     {"length": 64, "masking": "words"},

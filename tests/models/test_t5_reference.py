@@ -22,6 +22,7 @@ MILLIONS = {
   "mt5-base": 582.40,
   "byt5-small": 299.64,
   "byt5-base": 581.65,
+  "t5-base-6": 123.79,  # t5-base without six layers of 7,079,424 and six of 9,439,488
   "t5-base-shared": 137.95,  # t5-base without the 12 x 7,079,424 of its encoder, its final norm and its table
 }
 BILLIONS = {

@@ -1,0 +1,88 @@
+"""The decoder's form of denoising tasks against a plain loop over the encoder-decoder's."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import corpora
+from t5x_like.data import task
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.errors import UserError
+from t5x_like.models import t5_lm
+from t5x_like.nn.dims import Dims
+
+DENOISING = [
+  ("span_corruption", {"inputs_length": 48}),
+  ("span_corruption", {"inputs_length": 48, "targets_length": 30, "random_roll": True}),
+  *(("denoising", {"inputs_length": 32, "style": style}) for style in ("replace_spans", "drop_tokens", "deshuffling")),
+  ("ul2", {"length": 40}),
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("corpus")
+  corpora.write(folder / "train", 2000, [30, 9, 40, 3])
+  return str(folder)
+
+
+def rows(root, name, arguments, form=None, seed=3):
+  built = task.build(name, "train", store=root, as_decoder=form, **arguments)
+  index = tf.range(12, dtype=tf.int64)
+  made = built.declared(built.batch(index, index % 2, seed))
+  assert made.keys() == built.features.keys()
+  return built, {key: value.numpy() for key, value in made.items()}
+
+
+@pytest.mark.parametrize("form", ["causal", "prefix"])
+@pytest.mark.parametrize(("name", "arguments"), DENOISING, ids=str)
+def test_inputs_and_targets_are_one_sequence(name, arguments, form, root):
+  (both, pairs), (joined, found) = rows(root, name, arguments), rows(root, name, arguments, form)
+  assert joined.fingerprint != both.fingerprint and joined.numbering == both.numbering
+  assert ("decoder_causal_attention" in found) == (form == "prefix")
+  longest = found["decoder_target_tokens"].shape[1]
+  for row in range(12):
+    inputs = [token for token in pairs["encoder_input_tokens"][row].tolist() if token]
+    targets = [token for token in pairs["decoder_target_tokens"][row].tolist() if token]
+    whole, rest = inputs + targets, longest - len(inputs) - len(targets)
+    learned = [0] * len(inputs) if form == "prefix" else [1] * len(inputs)
+    expected = {
+      "input_tokens": [1, *whole[:-1]] + [0] * rest,
+      "target_tokens": whole + [0] * rest,
+      "segment_ids": [1] * len(whole) + [0] * rest,
+      "loss_weights": learned + [1] * len(targets) + [0] * rest,
+      "causal_attention": [1] * (len(inputs) + 1) + [0] * (len(targets) - 1 + rest),
+    }
+    for key in found:
+      assert found[key][row].tolist() == expected[key.removeprefix("decoder_")], key
+
+
+def test_padding_changes_nothing_and_only_the_inputs_see_ahead(root):
+  _, batch = rows(root, "ul2", {"length": 40}, "prefix")
+  dims = Dims(embed=16, heads=2, kv_heads=2, head_dim=8, mlp=16, layers=1)
+  variant = dataclasses.replace(t5_lm.VARIANTS["prefix-tiny"], dims=dims, vocab_size=32_000)
+  model = t5_lm.Model(nnx.Rngs(params=0), variant=variant)
+  run = jax.jit(lambda model, batch: model(batch)["logits"])
+  batch["decoder_input_tokens"] = batch["decoder_input_tokens"] % 32_000
+  whole = np.asarray(run(model, batch))
+  real_BT = batch["decoder_segment_ids"] > 0
+  shortest = int(real_BT.sum(axis=1).argmin())
+  size = int(real_BT[shortest].sum())
+  assert size < real_BT.shape[1]
+  cut = {key: value[shortest : shortest + 1, :size] for key, value in batch.items()}
+  np.testing.assert_allclose(run(model, cut)[0], whole[shortest, :size], rtol=2e-4, atol=2e-5)
+  changed = batch["decoder_input_tokens"].copy()
+  changed[shortest, size - 1] += 1  # the last input of the targets
+  other = np.asarray(run(model, batch | {"decoder_input_tokens": changed}))
+  differs_T = (other[shortest, :size] != whole[shortest, :size]).any(-1)
+  assert differs_T.tolist() == [False] * (size - 1) + [True]
+
+
+def test_a_decoders_task_has_no_other_form(root):
+  with pytest.raises(UserError, match="config.task.as_decoder: found 'causal', but this task does not make the inputs"):
+    task.build("causal_lm", "train", store=root, length=24, documents_end="nothing", as_decoder="causal")
+  with pytest.raises(UserError, match="config.task.as_decoder: found 'decoder'"):
+    task.build("span_corruption", "train", store=root, inputs_length=24, as_decoder="decoder")
