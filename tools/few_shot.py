@@ -9,7 +9,8 @@ A file is JSON lines, plain or compressed; its keys say what is asked:
 
   query, choices, gold               the likeliest choice: accuracy, and accuracy_norm by log-probability per byte
   context_options, continuation, gold  the context after which the continuation is likeliest
-  question, choices, answer (A-E)    MMLU's: the letter; examples come from its split dev, of the same subject
+  question, choices, answer (A-E)    MMLU's: the letter, behind a header with the subject; examples come from its
+                                     split dev, of the same subject
   context, continuation              the next words: accuracy (all greedy), perplexity
   context, answer (, aliases)        generated up to the end of the line; exact match, or of the last number where the
                                      file has chain_of_thought or the answer is a number

@@ -125,6 +125,44 @@ class Options:
   max_new_tokens: int = 64
 
 
+def lettered(
+  questions: Questions, examples: Questions, options: Options
+) -> list[tuple[str, list[tuple[str, str]], int]]:
+  """Return MMLU's prompts (Hendrycks et al. 2021), which score the letters of the choices after "Answer:".
+
+  A header names the subject, if a row has one; answered examples of the subject's split dev follow it. The texts are
+  those of EleutherAI's harness, equal to the published ones but for a second space before the subject in the latter.
+
+  Returns:
+    For each question that is not of the split dev its place, the (context, letter) of each choice, and the index of the
+    right one.
+
+  Raises:
+    UserError: all questions are of the split dev.
+  """
+  by_subject = collections.defaultdict(list)
+  for row in examples.rows:
+    if row.get("split") == "dev":
+      by_subject[row.get("subject")].append(row)
+  rows = [both for both in zip(questions.wheres, questions.rows) if both[1].get("split") != "dev"]
+  if not rows:
+    raise UserError(f"{questions.path}: all rows are of the split dev, expected questions of another")
+
+  def shown(row: Record) -> str:
+    listed = "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, row["choices"]))
+    return f"{row['question'].strip()}{listed}\nAnswer:"
+
+  asked = []
+  for where, row in rows[: options.limit]:
+    subject = row.get("subject")
+    about = str(subject).replace("_", " ")
+    header = f"The following are multiple choice questions (with answers) about {about}.\n\n" if subject else ""
+    before = "".join(f"{shown(one)} {one['answer']}\n\n" for one in by_subject[subject][: options.shots])
+    pairs = [(header + before + shown(row), f" {letter}") for letter in LETTERS[: len(row["choices"])]]
+    asked.append((where, pairs, LETTERS.index(row["answer"])))
+  return asked
+
+
 class Asker:
   """A callable that asks a model the questions of files.
 
@@ -182,26 +220,7 @@ class Asker:
     )
 
   def _letters(self, questions: Questions) -> dict[str, float]:
-    """Ask as in MMLU (Hendrycks et al. 2021): score the letters of the choices after "Answer:"."""
-    by_subject = collections.defaultdict(list)
-    for row in self._examples.rows if self._examples else questions.rows:
-      if row.get("split") == "dev":
-        by_subject[row.get("subject")].append(row)
-    rows = [both for both in zip(questions.wheres, questions.rows) if both[1].get("split") != "dev"]
-    if not rows:
-      raise UserError(f"{questions.path}: all rows are of the split dev, expected questions of another")
-
-    def shown(row: Record) -> str:
-      options = "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, row["choices"]))
-      return f"{row['question']}{options}\nAnswer:"
-
-    asked = []
-    for where, row in rows[: self._options.limit]:
-      examples = by_subject[row.get("subject")][: self._options.shots]
-      context = "".join(f"{shown(one)} {one['answer']}\n\n" for one in examples) + shown(row)
-      pairs = [(context, f" {letter}") for letter in LETTERS[: len(row["choices"])]]
-      asked.append((where, pairs, LETTERS.index(row["answer"])))
-    return self._likeliest(asked)
+    return self._likeliest(lettered(questions, self._examples or questions, self._options))
 
   def _likelihoods(self, asked: Iterable[tuple[str, list[tuple[str, str]]]]) -> list[list[Scored]]:
     """Score the (context, continuation) pairs of each question, which has a place."""
