@@ -13,8 +13,9 @@ and results.html, with files for the leaderboard. --config.KEY=VALUE then change
 command continues a suite that was stopped. --suite=glue,tags,text makes one table of three suites, and
 --workdir=runs/bert,runs/t5 gives each task to the first run that can learn it. --compare=DIR adds the differences from
 another table of the same suites, such as one made --from_scratch, to all of these and, in a local workdir, to
-report.html. With a workdir at an address (gs://…), --output is required. A flag that has no meaning with, or without,
---suite is refused.
+report.html. With a workdir at an address (gs://…), --output is required. --steps=1000,2000 repeats the suite from each
+of these checkpoints and prints one table of the scores by step. A flag that has no meaning with, or without, --suite is
+refused.
 
 --questions='lm_eval/*.jsonl.gz' asks the first run that holds a decoder or an encoder-decoder questions without
 training, after --shots examples each, with or without a suite (see python -m tools.few_shot). --max_examples=200
@@ -37,8 +38,16 @@ from t5x_like.interop import hub
 
 _QUESTIONS, _AT_ONCE = "questions", 32
 # Flags that have no meaning without --suite.
-_OF_SUITES = "tasks seeds rates epochs output data data_dir from_scratch compare questions shots max_examples".split()
+_OF_SUITES = (
+  "tasks seeds rates epochs output data data_dir from_scratch compare questions shots max_examples steps".split()
+)
+_NOT_BY_STEP = ("step", "from_scratch", "compare", "questions")
 _output = functools.partial(directory, flag="--output")
+
+
+def _steps(text: str) -> list[int]:
+  """Parse step numbers, in ascending order, as the type of a flag; raise as `command_line.step`."""
+  return sorted({command_line.step(word) for word in text.split(",")})
 
 
 @door
@@ -59,6 +68,7 @@ def main(argv: list[str]) -> None:
       "--epochs",
       {"type": float, "metavar": "N", "help": "of each task's training split (default: the recipe's steps)"},
     ),
+    ("--steps", {"type": _steps, "metavar": "N,N", "help": "the suite from each of these checkpoints, as one table"}),
     ("--output", {"type": _output, "metavar": "DIR", "help": "of the suite (default: <workdir>/suites/<suite>)"}),
     ("--data", {"metavar": "DIR", "help": "of the tasks' official files; or, of one task, train=FILE,validation=FILE"}),
     ("--data_dir", {"metavar": "DIR", "help": "of TensorFlow datasets"}),
@@ -122,6 +132,8 @@ def _check_flags(args) -> None:
     raise UserError("--evals: a suite has its own evaluations; leave it out, and choose among its tasks with --tasks")
   if args.from_scratch and "step" in given:
     raise UserError("--step: --from_scratch takes no checkpoint; leave out either")
+  if "steps" in given and (other := [name for name in _NOT_BY_STEP if name in given]):
+    raise UserError(f"{_flags(other)}: not with --steps, which makes a table of its own; leave out either")
   if "shots" in given and not args.questions:
     raise UserError("--shots: only for --questions; leave it out, or give the files of questions")
 
@@ -132,7 +144,7 @@ def _flags(names: list[str]) -> str:
 
 def _suite(args, overrides: list[str]) -> None:
   """Run a suite and print its table."""
-  from t5x_like.benchmarks import suite, tables
+  from t5x_like.benchmarks import steps, suite, tables
   from t5x_like.report import page
   from t5x_like.runtime import compile_cache, process
 
@@ -168,6 +180,8 @@ def _suite(args, overrides: list[str]) -> None:
     max_examples=args.max_examples,
     step=args.step,
   )
+  if args.steps:
+    return process.say(steps.markdown(steps.run(names, options, args.steps)))
   others = {_QUESTIONS: _asked(args, output / _QUESTIONS, workdirs)} if args.questions else {}
   found = suite.run(names, options, others)
   process.say(tables.markdown(found))

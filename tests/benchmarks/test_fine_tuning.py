@@ -30,11 +30,12 @@ SHORT = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory, compiled):
-  """The workdir of a BERT pretrained for two steps, with positions for 64 bytes."""
+  """The workdir of a BERT pretrained for two steps, with a checkpoint of each and positions for 64 bytes."""
   workdir = tmp_path_factory.mktemp("pretrained")
   length = '--config.model.design.position={"name": "learned", "length": 64}'
   with alone():
-    assert train.main([f"--config={ENCODER}", f"--workdir={workdir}", *SHORT, length]) == 0
+    each = "--config.checkpoint.every=1"
+    assert train.main([f"--config={ENCODER}", f"--workdir={workdir}", *SHORT, length, each]) == 0
   return workdir
 
 
@@ -294,9 +295,28 @@ def test_a_suite_starts_from_the_step_and_its_details_are_those_of_the_median_ru
   assert "3" in error and "checkpoint" in error
 
 
+def test_a_suite_of_several_checkpoints_is_a_table_by_step(pretrained, tmp_path, capsys):
+  output, flags = tmp_path / "out", ("--config.total_steps=2", "--config.batch_size=8", "--config.task.length=64")
+  suite = [f"--workdir={pretrained}", "--suite=glue", "--tasks=cola", glue(tmp_path), f"--output={output}", *flags]
+  assert evaluate.main([*suite, "--steps=2,1,2", "--max_examples=8"]) == 0, capsys.readouterr().err
+  found = json.loads((output / "steps.json").read_text())
+  folders = {step: output / f"step-{step}" / "cola" / "recipe-0" for step in (1, 2)}
+  assert [json.loads((folder / "init.json").read_text())["step"] for folder in folders.values()] == [1, 2]
+  scores = [json.loads((folder / "result.json").read_text())["score"] for folder in folders.values()]
+  assert found["steps"] == [1, 2] and found["tasks"] == {"cola": scores} and found["mean"] == scores
+  table = (output / "steps.md").read_text()
+  assert f"| 2 | {scores[1]:.2f} | {scores[1]:.2f} |" in table and table in capsys.readouterr().out
+  assert evaluate.main([*suite, "--steps=2,3"]) == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert f"--steps: found no checkpoint of step 3 in {pretrained}, expected some of 1, 2" in error
+
+
 @pytest.mark.parametrize(
   ("flags", "words"),
   [
+    (["--suite=glue", "--steps=1", "--step=2"], "--step: not with --steps"),
+    (["--suite=glue", "--steps=1,two"], "found 'two', expected a whole number"),
+    (["--steps=1,2"], "--steps: only for a suite"),
     (["--suite=glue", "--evals=dev"], "--evals: a suite has its own evaluations"),
     (["--suite=glue", "--step=2", "--from_scratch"], "--step: --from_scratch takes no checkpoint"),
     (["--suite=glue", "--shots=5"], "--shots: only for --questions"),
