@@ -24,15 +24,9 @@ from t5x_like.errors import UserError, one_line
 
 FLAG = "--trust"
 # Functions of this package that defaults and recipes name in this form, and so saved configs too.
-OWN = frozenset(
-  {
-    "t5x_like.data.preprocessors.salient_spans:dates_numbers_and_names",
-    "t5x_like.data.preprocessors.sentences:punctuation",
-    "t5x_like.models.electra:Discriminator",
-  }
-)
+OWN = frozenset({"t5x_like.data.preprocessors.sentences:punctuation", "t5x_like.models.electra:Discriminator"})
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_GIVEN = re.compile(rf"(?:seqio:)?({_NAME.pattern})(?:@.*)?", re.DOTALL)  # alone, or as a source
+_GIVEN = re.compile(rf"(?:(?:seqio|salient):)?({_NAME.pattern})(?:@.*)?", re.DOTALL)  # alone, or as a source
 _admitted: set[str] = set()
 _everything = False
 _files: dict[str, str] = {}  # the file of each name that was read, for messages

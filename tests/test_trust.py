@@ -109,7 +109,7 @@ def test_nor_the_config_that_a_run_starts_from(trained, tmp_path, capsys, pwned)
     {"task": {"name": ATTACK, "cmd": "touch PWNED"}},
     {"task": {"name": "mixture", "parts": {"a": {"name": ATTACK, "cmd": "touch PWNED"}}}},
     {"task": {"name": "mlm", "store": "builtin", "sentence_rule": ATTACK}},
-    {"task": {"name": "salient_spans", "store": "builtin", "finder": ATTACK}},
+    {"task": {"name": "text_to_text", "source": f"salient:{ATTACK}@builtin", "inputs": "{text}", "targets": "{text}"}},
     {"task__source": ATTACK, "task__store": None, "task__vocabulary": "bytes"},
     {"evals__loss__task": {"name": ATTACK, "cmd": "touch PWNED"}},
     {"evals__loss__task": {"preprocessors": [ATTACK]}},

@@ -23,7 +23,6 @@ TASKS = {
   "prefix_lm": {"length": 50, "documents_end": "any"},
   "ul2": {"length": 50},
   "denoising": {"style": "mass_style", "inputs_length": 51},
-  "salient_spans": {"inputs_length": 51},
   "bart": {"length": 51},
 }
 

@@ -49,7 +49,6 @@ TASKS = {
   "prefix_lm": {"length": 40, "architecture": "encoder_decoder"},
   "bart": {"length": 40},
   "ul2": {"length": 64},
-  "salient_spans": {"inputs_length": 40, "targets_length": 12},
   "mlm full_sentences": {"length": 48, "input_format": "full_sentences", "mask_share": 1.0, "random_share": 0.0},
   "mlm doc_sentences": {"length": 48, "input_format": "doc_sentences", "mask_share": 1.0, "random_share": 0.0},
   "mlm segment_pair": {"length": 48, "input_format": "segment_pair", "mask_share": 1.0, "random_share": 0.0},
@@ -103,7 +102,6 @@ def test_only_the_special_ids_differ(stores, name):
   "name, changes, said",
   [
     ("span_corruption", {"inputs_length": 40}, "the vocabulary has 0 sentinels; .*--sentinels takes unused pieces"),
-    ("salient_spans", {"inputs_length": 40}, "its vocabulary has no sentinels"),
     ("mlm", {"length": 48}, "found no mask piece and 0 sentinels"),
     ("bart", {"length": 48}, "found no mask piece and 0 sentinels"),
     ("causal_lm", {"length": 48}, "expected eos: prepare another store"),

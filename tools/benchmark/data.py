@@ -50,7 +50,6 @@ _OBJECTIVES: dict[str, tuple[str, str, dict[str, Any]]] = {
   "nsp": ("BERT's segment pairs", "mlm", {"length": 512, "input_format": "segment_pair"}),
   "electra": ("ELECTRA's rows", "mlm", {"length": 512, "mask_share": 1.0, "random_share": 0.0}),
   "bart": ("BART's text infilling and sentence permutation", "bart", {"length": 512}),
-  "salient_spans": ("salient span masking", "salient_spans", {"inputs_length": 512}),
   "ul2": ("UL2's seven denoisers", "ul2", {"length": 512}),
 }
 # The parts of --objective=mixture, drawn equally often: task and arguments by label.

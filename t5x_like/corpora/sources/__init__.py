@@ -15,6 +15,7 @@
     parallel:corpus/{split}.{field}.gz              translation: line n of `train.en.gz` and of `train.de.gz`
     squad:train=train-v2.0.json.gz                  SQuAD's files; id, title, context, question, answers
     multirc: record: wsc: race: webquestions:       the files of these benchmarks, one record per question or option
+    salient:[FINDER@]SOURCE                         sentences with a date, number or name masked, one record a span
     t5:stsb:SOURCE                                  T5's texts of a benchmark's records, see `t5.py`
     official:{…}                                    a benchmark's files by their usual names, see `benchmarks/suites/`
     conll:ner.conll                                 one record per sentence; `tokens`, and the columns by number

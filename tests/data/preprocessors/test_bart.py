@@ -1,6 +1,5 @@
-"""BART's noise and salient spans: nothing but noise is lost, and lengths, places and orders are those asked for."""
+"""BART's noise: nothing but noise is lost, and lengths, places and orders are those asked for."""
 
-import json
 import math
 import re
 
@@ -8,16 +7,12 @@ import numpy as np
 import pytest
 
 from chances import assert_fits, expected_spans
-from stores import TokenStoreWriter
-from t5x_like import trust
 from t5x_like.data import loader, random, task
-from t5x_like.data.preprocessors import bart, named_spans
-from t5x_like.data.preprocessors.salient_spans import dates_numbers_and_names
+from t5x_like.data.preprocessors import bart
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
-from tools import train_tokenizer
 
 VOCABULARY, MASK = ByteVocabulary(), 383
 
@@ -122,101 +117,3 @@ def test_the_task(arguments):
 def test_bart_refuses_two_noises():
   with pytest.raises(UserError, match="infill=0.3, mask=0.1"):
     task.build("bart", "train", store="builtin", mask=0.1)
-
-
-def test_dates_numbers_and_names():
-  text = "In Paris the tower of Gustave Eiffel rose by May 6, 1889. It is 330.5 m tall, say the U.S. since 2020-01-02."
-  found = [text[a:b] for a, b in dates_numbers_and_names(text)]
-  assert found == ["Paris", "Gustave Eiffel", "May 6, 1889", "330.5", "U.S.", "2020-01-02"]
-
-
-def test_titles_and_spaces_before_punctuation():
-  text = "Then Mr. Darcy met Mrs . Bennet . Tea at 4 on May 6 , 1889 was I think for Lady Anne I met."
-  found = [text[a:b] for a, b in dates_numbers_and_names(text)]
-  assert found == ["Mr. Darcy", "Mrs . Bennet", "4", "May 6 , 1889", "Lady Anne"]
-
-
-def test_a_salient_span_has_all_pieces_of_its_words(tmp_path):
-  """With WordPiece, whose pieces inside a word are spelled ##thur."""
-  text = "they saw sir Arthur Pendragon in Camelot . "
-  lines = [text.encode(), b"artists artists", b"thursday thursday"]
-  vocabulary = train_tokenizer.train(lines, size=60, kind="wordpiece", with_mask=True)
-  ids = vocabulary.encode(text)
-  assert len(ids) > 12  # names are in pieces
-  with TokenStoreWriter(tmp_path / "train", name="names", split="train", vocabulary=vocabulary) as writer:
-    writer.add(np.tile(ids, 40).astype(np.int32), [len(ids) * 40])
-  made = task.build("salient_spans", "train", store=str(tmp_path), inputs_length=len(ids) + 1)
-  index = tf.range(40, dtype=tf.int64)
-  targets = made.batch(index, tf.zeros_like(index), 0)["decoder_target_tokens"].numpy().tolist()
-  assert {vocabulary.decode(row[1 : row.index(1)]) for row in targets} == {"Arthur Pendragon", "Camelot"}
-
-
-def test_a_finder_from_a_file_of_names(tmp_path):
-  """Spans as pairs and as objects; whole words only, the longest name first, as WordPiece spaces them."""
-  file = tmp_path / "names.jsonl"
-  lines = [
-    {"text": "J. R. Hartley of York", "spans": [[0, 13], [17, 21]]},
-    {"text": "New York", "entities": [{"start": 0, "end": 8, "label": "GPE"}]},
-    {"text": "nobody", "ents": []},
-  ]
-  file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-  find, facts = named_spans.load("config.task.finder", str(file))
-  text = "York's yorkers saw J . R . Hartley in New  York."
-  assert [text[start:end] for start, end in find(text)] == ["York", "J . R . Hartley", "New  York"]
-  file.write_text("".join(json.dumps(line) + "\n" for line in reversed(lines)))
-  assert named_spans.load("", str(file))[1] == facts
-  built = {f: task.build("salient_spans", "train", store="builtin", finder=str(file)).fingerprint for f in (0, 1)}
-  file.write_text(json.dumps(lines[0]) + "\n")
-  assert task.build("salient_spans", "train", store="builtin", finder=str(file)).fingerprint not in built.values()
-  for line, message in (
-    ('{"text": "a"}', "names.jsonl:1: found keys text, expected 'text' and a list under spans or entities or ents"),
-    ('{"text": "a", "spans": [[0, 2]]}', r"names.jsonl:1: found the span \[0, 2\], .* in a text of 1 characters"),
-    ('{"text": "a", "spans": []}', "found no spans"),
-  ):
-    file.write_text(line + "\n")
-    with pytest.raises(UserError, match=message):
-      named_spans.load("config.task.finder", str(file))
-
-
-def test_salient_spans_are_drawn_uniformly(tmp_path):
-  text = " he went to Paris in 1889 and met Gustave Eiffel there on 6 May 1890 again."
-  ids = np.array(VOCABULARY.encode(text), np.int32)
-  with TokenStoreWriter(tmp_path / "train", name="four", split="train", vocabulary=VOCABULARY) as writer:
-    writer.add(np.tile(ids, 20), [len(ids) * 20])
-  made = task.build("salient_spans", "train", store=str(tmp_path), inputs_length=len(ids) + 1, dynamic_offsets=False)
-  index = np.arange(4000)
-  targets = made.batch(tf.constant(index % 20), tf.constant(index // 20), 0)["decoder_target_tokens"].numpy()
-  found, counts = np.unique(targets, axis=0, return_counts=True)
-  assert {VOCABULARY.decode(row[1:]) for row in found} == {"Paris", "1889", "Gustave Eiffel", "6 May 1890"}
-  assert_fits(counts)
-
-
-def finder(text):
-  """Every word of three letters."""
-  return [match.span() for match in re.finditer(r"\b[a-z]{3}\b", text)]
-
-
-def test_salient_spans_task():
-  trust.begin(["tests.data.preprocessors.test_bart:finder", "nowhere:none"])
-  made = task.build(
-    "salient_spans", "train", store="builtin", inputs_length=128, finder="tests.data.preprocessors.test_bart:finder"
-  )
-  vocabulary = made.vocabulary
-  spans = 0
-  for index in range(5):
-    at = tf.range(index * 20, index * 20 + 20, dtype=tf.int64)
-    out = {name: x.numpy() for name, x in made.batch(at, tf.zeros_like(at), 0).items()}
-    for inputs, targets in zip(out["encoder_input_tokens"].tolist(), out["decoder_target_tokens"].tolist()):
-      assert inputs.count(383) == 1 and targets[0] == 383 and targets.count(1) == 1
-      span = targets[1 : targets.index(1)]
-      text = inputs[: inputs.index(1)]
-      place = text.index(383)
-      text[place : place + 1] = span
-      assert len(text) == 127
-      whole = vocabulary.decode(text)
-      words = {whole[first:last] for first, last in finder(whole)}
-      assert vocabulary.decode(span) in words if words else len(span) == 3  # a few windows have no such word
-      spans += bool(words)
-  assert 80 <= spans < 100
-  with pytest.raises(UserError, match="config.task.finder: 'nowhere:none' cannot be used"):
-    task.build("salient_spans", "train", store="builtin", finder="nowhere:none")

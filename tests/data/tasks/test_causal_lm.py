@@ -75,7 +75,6 @@ JOINED = [
   ("span_corruption", {"inputs_length": 32}),
   ("denoising", {"inputs_length": 32, "style": "drop_tokens"}),
   ("ul2", {"length": 32}),
-  ("salient_spans", {"inputs_length": 32}),
 ]
 
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from t5x_like import trust
-from t5x_like.corpora.sources import Skip, open_source
+from t5x_like.corpora.sources import Record, Skip, open_source
 from t5x_like.errors import UserError
 
-_KEYS = ("spans", "entities", "ents")
+KEYS = ("spans", "entities", "ents")
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LONGEST = 24  # words of a name
 
@@ -37,7 +37,7 @@ def load(where: str, name: str) -> tuple[Finder, str]:
     return trust.function(where, name), name
   names = {words for text in _names(name) if 0 < len(words := tuple(_WORD.findall(text))) <= _LONGEST}
   if not names:
-    raise UserError(f"{where}: {name}: found no spans, expected a line for each text with spans under {_KEYS[0]!r}")
+    raise UserError(f"{where}: {name}: found no spans, expected a line for each text with spans under {KEYS[0]!r}")
   digest = hashlib.sha256("\n".join(sorted(" ".join(words) for words in names)).encode()).hexdigest()
   return _finder(names), digest
 
@@ -46,16 +46,23 @@ def _names(path: str) -> Iterator[str]:
   for where, record in open_source(f"jsonl:{path}").records("train"):
     if isinstance(record, Skip):
       continue
-    text, key = record.get("text"), next((key for key in _KEYS if key in record), None)
-    if not isinstance(text, str) or not isinstance(record.get(key), list):
-      raise UserError(f"{where}: found keys {', '.join(record)}, expected 'text' and a list under {' or '.join(_KEYS)}")
-    for span in record[key]:
-      start, end = _ends(span)
-      if not (type(start) is int and type(end) is int and 0 <= start < end <= len(text)):
-        raise UserError(
-          f"{where}: found the span {span!r}, expected a start and an end in a text of {len(text)} characters"
-        )
-      yield text[start:end]
+    yield from (record["text"][start:end] for start, end in of_record(record, where))
+
+
+def of_record(record: Record, where: str) -> list[tuple[int, int]]:
+  """Return the spans of a record's text, in characters; UserError if it lacks a text or spans inside it."""
+  text, key = record.get("text"), next((key for key in KEYS if key in record), None)
+  if not isinstance(text, str) or not isinstance(record.get(key), list):
+    raise UserError(f"{where}: found keys {', '.join(record)}, expected 'text' and a list under {' or '.join(KEYS)}")
+  spans = []
+  for span in record[key]:
+    start, end = _ends(span)
+    if not (type(start) is int and type(end) is int and 0 <= start < end <= len(text)):
+      raise UserError(
+        f"{where}: found the span {span!r}, expected a start and an end in a text of {len(text)} characters"
+      )
+    spans.append((start, end))
+  return spans
 
 
 def _ends(span: Any) -> tuple[Any, Any]:

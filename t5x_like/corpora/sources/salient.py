@@ -1,0 +1,86 @@
+"""`salient:SOURCE` and `salient:FINDER@SOURCE`: an example for each salient span of each sentence.
+
+Guu et al. 2020 (REALM, section 3.4) mask dates and named entities, located by a tagger and an expression; Roberts et
+al. 2020 (section 3.3) continue the pretraining of T5 this way, with the texts of their published code:
+
+    inputs   nem: The tower was built in _X_ by his company.     targets   1889
+
+A sentence without a span gives no example. The records of SOURCE have a `text`, and the spans come from one of:
+
+    salient:jsonl:tagged.jsonl                  the records: sentences whose spans a tagger marked, under `spans`,
+                                                `entities` or `ents`, as spaCy and `transformers` write them
+    salient:text:books/*.txt                    an expression of dates, numbers and names, if records have no such field
+    salient:names.jsonl@text:books/*.txt        a file of names from a tagger, matched everywhere; see `_named_spans.py`
+    salient:my_module:find@text:books/*.txt     a function, `(sentence) -> list of (start, end)` in characters
+
+Texts are cut into sentences (`_salient_rules.py`), but for records with spans of their own.
+"""
+
+import multiprocessing
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like import trust
+from t5x_like.corpora.sources import Record, Skip, _named_spans, _salient_rules, check_split, formats, open_source
+from t5x_like.corpora.sources import Source as Base
+from t5x_like.errors import UserError
+
+VERSION = 1  # of the texts and the expression; raise it when they change
+_FINDER = re.compile(rf"([^@]+)@((?:{'|'.join(formats())})\b.*)", re.DOTALL)
+
+
+class Source(Base):
+  """Fields inputs and targets."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    del fields  # of the results
+    found = _FINDER.fullmatch(rest)
+    name, inner = found.groups() if found else (None, rest)
+    if not inner:
+      raise UserError("source salient: expected salient:SOURCE or salient:FINDER@SOURCE, such as salient:text:*.txt")
+    if name and multiprocessing.parent_process() is not None:  # a worker, whose command has opened the source
+      trust.admit(name)
+    self._find, self._facts = _named_spans.load("source salient", name) if name else (None, "")
+    self._inner = open_source(inner, data_dir=data_dir)
+    self.name, self.splits = self._inner.name, self._inner.splits
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    check_split(self, split)
+    for where, record in self._inner.records(split, part):
+      if isinstance(record, Skip):
+        yield where, record
+        continue
+      for sentence, spans in self._spans(record, where):
+        for start, end in spans:
+          inputs = f"nem: {sentence[:start]}_X_{sentence[end:]}"
+          yield where, {"inputs": inputs, "targets": sentence[start:end]}
+
+  def _spans(self, record: Record, where: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """Yield the sentences of a record with their spans."""
+    key = next((key for key in _named_spans.KEYS if key in record), None)
+    if self._find is None and key:
+      spans = _named_spans.of_record(record, where)
+      yield record["text"], spans
+      return
+    text = record.get("text")
+    if not isinstance(text, str):
+      raise UserError(f"{where}: found keys {', '.join(record)}, expected 'text'")
+    find = self._find or _salient_rules.dates_numbers_and_names
+    for sentence in _salient_rules.sentences(text):
+      yield sentence, find(sentence)
+
+  def part_size(self, split: str, part: tuple[int, int]) -> int:
+    return self._inner.part_size(split, part)
+
+  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
+    return self._inner.parts(split, part_bytes)
+
+  def changed(self, split: str) -> list[int | None]:
+    return self._inner.changed(split)
+
+  def facts(self, field: str) -> dict[str, Any]:
+    return {"form": "salient", "version": VERSION, "finder": self._facts, "of": self._inner.facts(field)}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    return {"form": "salient", "version": VERSION, "finder": self._facts, "of": self._inner.split_facts(split)}
