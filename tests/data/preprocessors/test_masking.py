@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from chances import assert_fits, assert_share, expected_spans
+from t5x_like import recipes
 from t5x_like.data import random
 from t5x_like.data.preprocessors.masking import Masking, geometric, ordinary_ids
 from t5x_like.data.quiet_tensorflow import tf
@@ -53,6 +54,28 @@ def test_what_is_chosen_is_ordinary_within_the_budget_and_can_be_restored(mode):
   replaced = chosen & (out["inputs"] != MASK)
   assert not np.isin(out["inputs"][replaced], list(SPECIAL)).any()
   assert len({row.tobytes() for row in chosen}) > 390
+
+
+@pytest.mark.parametrize(
+  ("row", "shares"),
+  {
+    "mask_80_same_10_random_10": (80, 10, 10),
+    "mask_100": (100, 0, 0),
+    "mask_80_random_20": (80, 0, 20),
+    "mask_80_same_20": (80, 20, 0),
+    "same_20_random_80": (0, 20, 80),
+    "random_100": (0, 0, 100),
+  }.items(),
+)
+def test_each_row_of_berts_table_replaces_as_its_name_says(row, shares):
+  """A random token is the same one in a few hundred."""
+  given = recipes.load(f"configs/bert/masking.py:{row}").task
+  tokens = rows(800, 128)
+  out = masked(Masking(VOCABULARY, 128, "tokens", 0.15, given.mask_share, given.random_share), tokens)
+  inputs, same = (x[out["weights"] > 0] for x in (out["inputs"], out["inputs"] == tokens))
+  found = 100 * np.array([(inputs == MASK).mean(), same.mean()])
+  assert np.abs(found - shares[:2]).max() < 1.5
+  assert [bool(share) for share in found] == [bool(shares[0]), bool(shares[1] or shares[2])]
 
 
 def test_eighty_ten_ten_within_two_tenths_of_a_percent():

@@ -1,0 +1,34 @@
+"""What BERT puts in place of the tokens that it predicts: all six rows of table 8 (Devlin et al. 2019, appendix C.2).
+
+  python -m t5x_like.train --config=configs/bert/masking.py:mask_100 --workdir=runs/bert_mask_100
+
+As `base.py`. An argument names the shares in percent of the mask, of the same token and of a random one. Fine-tune each
+with `evaluate --suite=glue --tasks=mnli` and `--suite=tags --tasks=ner`. The paper's dev scores of MNLI, and of CoNLL
+2003 by fine-tuning and by features:
+
+  mask_80_same_10_random_10  84.2 95.4 94.9      mask_80_same_20     84.4 95.2 94.7
+  mask_100                   84.3 94.9 94.0      same_20_random_80   83.7 94.8 94.6
+  mask_80_random_20          84.1 95.2 94.6      random_100          83.6 94.9 94.6
+
+Not run at full size here.
+"""
+
+from typing import Literal
+
+from configs.bert import base
+
+_SHARES = {  # of the mask, and of a random token; the rest stays the same
+  "mask_80_same_10_random_10": (0.8, 0.1),
+  "mask_100": (1.0, 0.0),
+  "mask_80_random_20": (0.8, 0.2),
+  "mask_80_same_20": (0.8, 0.0),
+  "same_20_random_80": (0.0, 0.8),
+  "random_100": (0.0, 1.0),
+}
+
+
+def get_config(shares: Literal[tuple(_SHARES)] = "mask_80_same_10_random_10"):
+  config = base.get_config()
+
+  config.task.mask_share, config.task.random_share = _SHARES[shares]
+  return config
