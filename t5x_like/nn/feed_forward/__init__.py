@@ -53,11 +53,11 @@ class Experts:
     experts, top_k: number of experts, and number of experts that each token uses.
     normalise: whether a token's gates are scaled to sum to one (Mixtral) or remain probabilities (Switch); None is True
       if `top_k` is above 1. A single normalised gate would be the constant 1, without a gradient for the router.
-    router: "softmax", or "noisy_top_k", which in training adds normal noise to the logits. A second kernel, initially
-      zero, learns its standard deviation, which starts at softplus(0) (Shazeer et al. 2017, section 2.1).
+    router: "softmax", or "noisy_top_k" of Shazeer et al. 2017; see `nn.feed_forward._noisy_top_k`.
     dispatch: "dropless" or "capacity"; see `nn.feed_forward.moe`.
     capacity_factor: slots per choice in the "capacity" dispatch.
-    balance_loss, z_loss: weights of the two losses.
+    balance_loss, z_loss: weights of the two losses of "softmax".
+    importance_loss, load_loss: weights of the two losses of "noisy_top_k".
     jitter: training multiplies the router's input by uniform numbers in [1 - jitter, 1 + jitter] (Switch: 0.01).
   """
 
@@ -69,6 +69,8 @@ class Experts:
   capacity_factor: AboveZero = 1.25
   balance_loss: NotNegative = 0.01
   z_loss: NotNegative = 0.001
+  importance_loss: NotNegative = 0.1
+  load_loss: NotNegative = 0.1
   jitter: Rate = 0.0
 
   def __post_init__(self):

@@ -37,32 +37,40 @@ class Router(nnx.Module):
   """Top-k of a softmax over experts.
 
   Switch is top-1 (Fedus et al. 2022). Mixtral is renormalised top-2, which equals a softmax over the chosen logits
-  alone (Jiang et al. 2024). Noise follows Shazeer et al. 2017, section 2.1.
+  alone (Jiang et al. 2024).
   """
 
   def __init__(self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable):
-    shape, axes, noisy = (embed, experts.experts), ("embed", None), experts.router == "noisy_top_k"
-    self.kernel = params.param(rngs, init, shape, axes)
-    self.noise = params.param(rngs, params.zeros, shape, axes) if noisy else None
+    self.kernel = params.param(rngs, init, (embed, experts.experts), ("embed", None))
     self.top_k = experts.top_k
     self.normalise = experts.top_k > 1 if experts.normalise is None else experts.normalise
     self.jitter = experts.jitter
 
   def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
-    """Route every token; jitter and noise apply only with a key."""
+    """Route every token; randomness applies only with a key."""
     x_BTD = x_BTD.astype(jnp.float32)
     if key is not None and self.jitter:
       low, high = 1.0 - self.jitter, 1.0 + self.jitter
       x_BTD = x_BTD * jax.random.uniform(subkey(key, 0), x_BTD.shape, jnp.float32, low, high)
-    logits_BTE = _float32_product(x_BTD, self.kernel[...])
-    if key is not None and self.noise is not None:
-      deviation_BTE = jax.nn.softplus(_float32_product(x_BTD, self.noise[...]))
-      logits_BTE += deviation_BTE * jax.random.normal(subkey(key, 1), logits_BTE.shape, jnp.float32)
+    return self.routed(x_BTD, key)
+
+  def routed(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
+    """Route tokens that are float32 already."""
+    return self.chosen(float32_product(x_BTD, self.kernel[...]))
+
+  def chosen(self, logits_BTE: jax.Array) -> Routing:
+    """Choose the experts of the largest logits."""
     probs_BTE = jax.nn.softmax(logits_BTE, axis=-1)
     gates_BTk, experts_BTk = jax.lax.top_k(probs_BTE, self.top_k)
     if self.normalise:
       gates_BTk = gates_BTk / jnp.sum(gates_BTk, axis=-1, keepdims=True)
     return Routing(logits_BTE, probs_BTE, experts_BTk, gates_BTk)
+
+  def statistics(
+    self, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
+  ) -> dict[str, Statistics]:
+    """Return the sums over valid tokens from which the router's losses are made."""
+    return {"load": Load.of(routing, valid_BT, dropped, experts)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,16 +97,10 @@ class Load(Statistics):
   @classmethod
   def of(cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts) -> "Load":
     B, T, k = routing.experts_BTk.shape
-    valid_BT = jnp.ones((B, T), bool) if valid_BT is None else valid_BT
     one_hot = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
     z_BT = jnp.square(jax.nn.logsumexp(routing.logits_BTE, axis=-1))
-
-    def total(x: jax.Array) -> jax.Array:
-      valid = valid_BT.reshape(*valid_BT.shape, *[1] * (x.ndim - 2))
-      return jnp.sum(jnp.where(valid, x, 0.0), axis=(0, 1))
-
-    tokens = jnp.sum(valid_BT, dtype=jnp.float32)
-    shares = total(jnp.sum(one_hot, axis=2) / k), total(routing.probs_BTE), total(z_BT)
+    tokens = total(jnp.ones((B, T), jnp.float32), valid_BT)
+    shares = (total(x, valid_BT) for x in (jnp.sum(one_hot, axis=2) / k, routing.probs_BTE, z_BT))
     return cls(tokens, *shares, k * tokens, dropped, experts.balance_loss, experts.z_loss)
 
   def scalars(self) -> dict[str, jax.Array]:
@@ -119,6 +121,13 @@ class Load(Statistics):
 jax.tree_util.register_dataclass(Load)
 
 
-def _float32_product(x_BTD: jax.Array, kernel_DE: jax.Array) -> jax.Array:
+def total(x: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
+  """Sum `x` [B, T, …] over the valid tokens, or over all."""
+  if valid_BT is not None:
+    x = jnp.where(valid_BT.reshape(*valid_BT.shape, *[1] * (x.ndim - 2)), x, 0.0)
+  return jnp.sum(x, axis=(0, 1))
+
+
+def float32_product(x_BTD: jax.Array, kernel_DE: jax.Array) -> jax.Array:
   """Multiply in full float32; by default, accelerators round the factors to fewer bits."""
   return jnp.einsum("BTD,DE->BTE", x_BTD, kernel_DE, precision=jax.lax.Precision.HIGHEST)

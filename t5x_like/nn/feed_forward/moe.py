@@ -29,7 +29,8 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.dims import NO_DROPOUT, Dropout, subkey
 from t5x_like.nn.feed_forward import Experts
-from t5x_like.nn.feed_forward._router import Load, Router, Routing
+from t5x_like.nn.feed_forward._noisy_top_k import NoisyRouter
+from t5x_like.nn.feed_forward._router import Router, Routing
 from t5x_like.nn.layer import Context, Layer
 from t5x_like.parallel.constrain import constrain, gathered, scattered
 
@@ -37,9 +38,10 @@ from t5x_like.parallel.constrain import constrain, gathered, scattered
 class Moe(Layer):
   """Router and experts. Each expert is `wo(activation(wi(x)))`, gated or not, without biases.
 
-  It returns its `Load`. `Stack` reduces it to these scalars and sums them over its layers:
-    moe_balance_loss, moe_z_loss: weighted means over tokens that are not padding; an objective adds them to its loss
-      per target token. With gradient accumulation, each part of the batch is balanced by itself.
+  It returns its router's statistics. `Stack` reduces them to these scalars and sums them over its layers:
+    moe_balance_loss, moe_z_loss; moe_importance_loss, moe_load_loss with the router "noisy_top_k": weighted losses over
+      tokens that are not padding; an objective adds them to its loss per target token. With gradient accumulation,
+      each part of the batch is balanced by itself.
     moe_dropped: the fraction of choices without a slot.
 
   Kernels are `wi` and `gate` [E, D, F] and `wo` [E, F, D].
@@ -61,7 +63,7 @@ class Moe(Layer):
     E = experts.experts
     init = init or params.fan_in_normal(embed)
     inwards, outwards = _INWARDS, _OUTWARDS
-    self.router = Router(embed, experts, rngs, init=init)
+    self.router = _ROUTERS[experts.router](embed, experts, rngs, init=init)
     self.gate = params.param(rngs, init, (E, embed, mlp), inwards) if gated else None
     self.wi = params.param(rngs, init, (E, embed, mlp), inwards)
     self.wo = params.param(rngs, out_init or params.fan_in_normal(mlp), (E, mlp, embed), outwards)
@@ -77,7 +79,7 @@ class Moe(Layer):
       y_BTD, dropped = self._dropless(x_BTD, routing, subkey(key, 1)), jnp.float32(0)
     else:
       y_BTD, dropped = self._capacity(x_BTD, routing, valid_BT, decoding, subkey(key, 1))
-    return y_BTD, {"load": Load.of(routing, valid_BT, dropped, self.experts)}, None
+    return y_BTD, self.router.statistics(routing, valid_BT, dropped, self.experts), None
 
   def _dropless(self, x_BTD: jax.Array, routing: Routing, key) -> jax.Array:
     B, T, D = x_BTD.shape
@@ -124,6 +126,7 @@ class Moe(Layer):
     return product(Dropout(self.dropout_rate)(h, key), self.wo[...], _OUTWARDS)
 
 
+_ROUTERS = {"softmax": Router, "noisy_top_k": NoisyRouter}
 _INWARDS, _OUTWARDS = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")
 _ROWS = ("batch", None, None, "activation_embed")
 _EXPERTS = ("activation_expert", "batch", None)  # the mesh's expert axis splits the experts, not the rows

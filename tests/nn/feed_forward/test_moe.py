@@ -15,7 +15,7 @@ from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.block import scalars
-from t5x_like.nn.dims import Dropout
+from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.feed_forward import Experts
 from t5x_like.nn.feed_forward.moe import Moe
 from t5x_like.nn.layer import Context
@@ -46,9 +46,9 @@ def layer(gated=True, dropout_rate=0.0, **options):
     out_init=params.normal(0.5),
     dropout=Dropout(dropout_rate),
   )
-  if made.router.noise is not None:
-    arrays = params.arrays(made)
-    made = params.with_arrays(made, arrays | {"router/noise": 0.3 * jax.random.normal(jax.random.key(6), (D, E))})
+  if made.experts.router == "noisy_top_k":  # whose gate starts at zero
+    kernels = 0.3 * jax.random.normal(jax.random.key(6), (2, D, E))
+    made = params.with_arrays(made, params.arrays(made) | {"router/kernel": kernels[0], "router/noise": kernels[1]})
   return made
 
 
@@ -106,7 +106,8 @@ def test_outputs(kind, dispatch):
   made = layer(gated=kind != "switch", **KINDS[kind], **dispatch)
   y, aux = run(made, tokens(), context())
   np.testing.assert_allclose(y, reference(made, tokens())[0], rtol=1e-4, atol=1e-4)
-  assert aux.keys() == {"moe_balance_loss", "moe_z_loss", "moe_dropped"} and float(aux["moe_dropped"]) == 0
+  losses = ("importance", "load") if kind == "shazeer" else ("balance", "z")
+  assert aux.keys() == {*(f"moe_{name}_loss" for name in losses), "moe_dropped"} and float(aux["moe_dropped"]) == 0
 
 
 @pytest.mark.parametrize("kind", ["switch", "mixtral"])
@@ -133,11 +134,11 @@ def test_dispatches_agree_in_values_and_gradients(kind):
     y, aux, _ = params.with_arrays(model, arrays)(x, here, None, key)
     aux = scalars(aux)
     y = jnp.where(marks[..., None], y, 0.0)
-    return jnp.sum(jnp.sin(y)) + aux["moe_balance_loss"] + aux["moe_z_loss"], y
+    return jnp.sum(jnp.sin(y)) + sum(value for name, value in aux.items() if name.endswith("_loss")), y
 
   results = []
   for dispatch in ({}, ENOUGH):
-    made = layer(**KINDS[kind], **dispatch, balance_loss=1.0, z_loss=1.0)
+    made = layer(**KINDS[kind], **dispatch, balance_loss=1.0, z_loss=1.0, importance_loss=1.0, load_loss=1.0)
     gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
     results.append(gradient(params.arrays(made), tokens(), made))
   ((_, y), (by_name, by_x)), ((_, y2), (by_name2, by_x2)) = results
@@ -187,13 +188,52 @@ def test_losses_are_means_over_valid_tokens(kind, where):
   np.testing.assert_allclose(aux["moe_z_loss"], 0.2 * np.mean(np.log(np.exp(logits[marks]).sum(-1)) ** 2), rtol=1e-5)
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_importance_and_load_are_the_papers(training):
+  """Shazeer et al. 2017, equations 6 to 11, token by token; the noise is read back from the logits."""
+  made, x, valid = layer(top_k=2, router="noisy_top_k", importance_loss=0.3, load_loss=0.2), tokens(), valid_tokens()
+  key = jax.random.key(4) if training else None
+  routing = jax.jit(lambda router, x, key: router(x, key))(made.router, x, None if key is None else subkey(key, 0))
+  _, aux = run(made, jnp.where(valid[..., None], x, 50.0) if not training else x, context(k_valid=valid), key)
+  kernel, noise = (np.asarray(made.router.__dict__[name][...], np.float64) for name in ("kernel", "noise"))
+  importance, load = np.zeros(E), np.zeros(E)
+  for b, t in zip(*np.nonzero(valid), strict=True):
+    clean, h = np.asarray(x[b, t], np.float64) @ kernel, np.asarray(routing.logits_BTE[b, t], np.float64)
+    deviation = np.log1p(np.exp(np.asarray(x[b, t], np.float64) @ noise))
+    chosen = sorted(range(E), key=lambda e: -h[e])[:2]  # noqa: B023
+    importance[chosen] += np.exp(h[chosen]) / np.exp(h[chosen]).sum()
+    for e in range(E):
+      kth = sorted(np.delete(h, e))[-2]
+      above = math.erf((clean[e] - kth) / deviation[e] / 2**0.5) if training else 2 * (e in chosen) - 1
+      load[e] += (1 + above) / 2
+  np.testing.assert_allclose(aux["moe_importance_loss"], 0.3 * (importance.std() / importance.mean()) ** 2, rtol=1e-4)
+  np.testing.assert_allclose(aux["moe_load_loss"], 0.2 * (load.std() / load.mean()) ** 2, rtol=1e-4)
+
+
+def test_the_noisy_gate_starts_at_zero_and_even():
+  """Both kernels are zero at first; the noise spreads tokens over all experts, and both kernels get gradients."""
+  made = Moe(D, F, nnx.Rngs(params=0), Experts(experts=E, router="noisy_top_k"), activation=jax.nn.relu, gated=False)
+  arrays, x, key = params.arrays(made), tokens(length=64), jax.random.key(1)
+  assert not arrays["router/kernel"].any() and not arrays["router/noise"].any()
+
+  def losses(arrays):
+    y, aux, _ = params.with_arrays(made, arrays)(x, Context(mask=Mask(positions(64), positions(64))), None, key)
+    return jnp.sum(jnp.sin(y)) + scalars(aux)["moe_load_loss"], (scalars(aux), aux["load"])
+
+  gradients, (values, sums) = jax.jit(jax.grad(losses, has_aux=True))(arrays)
+  np.testing.assert_allclose(sums.load_E, x[..., 0].size * 2 / E, rtol=0.1)
+  assert float(values["moe_importance_loss"]) < 0.1 * 0.02 and float(values["moe_load_loss"]) < 0.1 * 0.02
+  assert all(np.abs(gradients[f"router/{name}"]).max() > 0 for name in ("kernel", "noise"))
+
+
 def test_a_batch_of_padding_is_finite_and_even_loads_cost_one():
   made = layer(top_k=E, balance_loss=1.0)
   _, aux = run(made, tokens(), context())
   np.testing.assert_allclose(aux["moe_balance_loss"], 1.0, rtol=1e-6)  # every expert chosen by every token
-  made = layer(dispatch="capacity")
-  y, aux = run(made, tokens(), context(k_valid=jnp.zeros((B, T), bool)))
-  assert float(jnp.abs(y).max()) == 0 and {float(value) for value in aux.values()} == {0.0}
+  for router in ("softmax", "noisy_top_k"):
+    made = layer(dispatch="capacity", router=router)
+    y, aux = run(made, tokens(), context(k_valid=jnp.zeros((B, T), bool)))
+    assert float(jnp.abs(y).max()) == 0 and {float(value) for value in aux.values()} == {0.0}
 
 
 # Randomness and precision
@@ -208,6 +248,7 @@ def test_noise_only_with_a_key():
   z = (np.asarray(noisy) - np.asarray(clean)) / deviation
   assert abs(z.mean()) < 4 / math.sqrt(z.size) and abs(z.std() - 1) < 4 / math.sqrt(2 * z.size)
   jittered = layer(top_k=2, jitter=0.1).router
+  clean = route(layer(top_k=2).router, x, None).logits_BTE
   np.testing.assert_array_equal(route(jittered, x, None).logits_BTE, clean)
   moved = jnp.abs(route(jittered, x, jax.random.key(0)).logits_BTE - clean)
   bound = 0.1 * jnp.abs(x) @ jnp.abs(jittered.kernel[...])
@@ -334,3 +375,9 @@ def test_wrong_options_are_refused(options, message):
   with pytest.raises(UserError, match=message) as error:
     slots.change("config.model.design", Design(), {"experts": options})
   assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_k": 2, "normalise": False}], ids=["one", "unnormalised"])
+def test_a_noisy_gate_without_a_gradient_is_refused(options):
+  with pytest.raises(UserError, match="experts.router: found 'noisy_top_k' .*expected top_k above 1 and normalised"):
+    layer(router="noisy_top_k", **options)
