@@ -51,8 +51,8 @@ class Design:
     embed_init: standard deviation of the token table; None is `init_stddev`, or 1.
     embed_scale, embed_norm: multiply token vectors by sqrt(D); normalise them.
     tied: the output projection is the token table.
-    logits_scale, logits_softcap, logits_bias: a factor of 1/sqrt(D) before the output projection, a bound of the output
-      logits, and a bias.
+    logits_scale, logits_softcap, logits_bias: a factor before the output projection, 1/sqrt(D) if True, a bound of the
+      output logits, and a bias.
   """
 
   norm: str = "rmsnorm"
@@ -78,7 +78,7 @@ class Design:
   embed_scale: bool = False
   embed_norm: bool = False
   tied: bool = True
-  logits_scale: bool = False
+  logits_scale: bool | float = False
   logits_softcap: float | None = None
   logits_bias: bool = False
 

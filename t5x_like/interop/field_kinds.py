@@ -28,14 +28,15 @@ Wholes = Annotated[list, Condition("a list of whole numbers", lambda n: all(slot
 _NAMES: dict[Any, str] = {
   # Widths and lengths: each is the size of a tensor's axis or divides one.
   Size: """
-    block_size d_ff d_kv d_model decoder_attention_heads decoder_ffn_dim decoder_hidden_size decoder_intermediate_size
-    decoder_num_attention_heads embed_dim embedding_size encoder_attention_heads encoder_ffn_dim
-    global_attn_every_n_layers head_dim hidden_size intermediate_size n_embd n_embed n_head n_heads n_inner n_positions
-    num_attention_heads num_channels num_key_value_heads num_labels num_queries projection_dim
-    relative_attention_max_distance relative_attention_num_buckets sliding_window type_vocab_size vocab_size window_size
-    query_pre_attn_scalar max_position_embeddings original_max_position_embeddings
-    decoder_layers decoder_num_hidden_layers encoder_layers n_layer n_layers num_decoder_layers num_experts
-    num_experts_per_tok num_hidden_layers num_layers num_local_experts
+    attention_heads block_size d_ff d_kv d_model decoder_attention_heads decoder_ffn_dim decoder_hidden_size
+    decoder_intermediate_size decoder_num_attention_heads embed_dim embedding_size encoder_attention_heads
+    encoder_ffn_dim ffn_dim ffn_hidden_size global_attn_every_n_layers head_dim hidden_size intermediate_size n_embd
+    n_embed n_head n_heads n_inner n_positions num_attention_heads num_channels num_key_value_heads num_kv_heads
+    num_labels num_ln_in_parallel_attn num_queries projection_dim relative_attention_max_distance
+    relative_attention_num_buckets sliding_window type_vocab_size vocab_size window_size word_embed_proj_dim
+    query_pre_attn_scalar max_position_embeddings original_max_position_embeddings decoder_layers
+    decoder_num_hidden_layers encoder_layers n_layer n_layers num_decoder_layers num_experts num_experts_per_tok
+    num_hidden_layers num_layers num_local_experts
   """,
   Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks num_sparse_encoder_layers",
   Size | Sizes: "image_size patch_size num_heads",
@@ -49,15 +50,16 @@ _NAMES: dict[Any, str] = {
   """,
   Factor: """
     attn_logit_softcapping factor final_logit_softcapping global_rope_theta high_freq_factor local_rope_theta
-    low_freq_factor mlp_ratio partial_rotary_factor rope_theta rotary_emb_base rotary_pct softmax_scale
+    logit_scale low_freq_factor mlp_ratio partial_rotary_factor rope_theta rotary_emb_base rotary_pct softmax_scale
   """,
   bool: """
-    attention_bias mlp_bias norm_bias qkv_bias rescale_embeddings scale_decoder_outputs scale_embedding
-    tie_word_embeddings use_absolute_embeddings use_bias use_parallel_residual
+    alibi attention_bias bias do_layer_norm_before enable_bias layer_norm_elementwise_affine mlp_bias multi_query
+    new_decoder_architecture norm_bias parallel_attn qkv_bias rescale_embeddings scale_decoder_outputs scale_embedding
+    tie_word_embeddings use_absolute_embeddings use_bias use_parallel_residual use_qk_norm
   """,
   str: """
-    activation_function afn attention_type backbone dense_act_fn feed_forward_proj hidden_act hidden_activation
-    layer_type model_type rope_type type
+    activation activation_function afn attention_type backbone dense_act_fn feed_forward_proj hidden_act
+    hidden_activation layer_type model_type rope_type type
   """,
   Texts: "architectures layer_types out_features",
   dict: """

@@ -37,16 +37,17 @@ def stacked_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
     )
 
 
-def interleaved_qkv(m: Mapping, theirs: str, ours: str, *index: int, heads: int) -> None:
-  """Map [N 3 H, in]: query, key and value of each head in turn (BLOOM, GPT-NeoX)."""
+def grouped_qkv(m: Mapping, theirs: str, ours: str, *index: int, heads: int, kv_heads: int) -> None:
+  """Map [K (N / K + 2) H, in]: for each key/value head in turn its queries, key and value (BLOOM, GPT-NeoX, Falcon)."""
+  group = heads // kv_heads
 
   def split(x):
-    x_N3H = x.reshape(heads, 3, x.shape[0] // heads // 3, *x.shape[1:])
-    return [x_N3H[:, part].reshape(-1, *x.shape[1:]).T for part in range(3)]
+    x_KGH = x.reshape(kv_heads, group + 2, x.shape[0] // kv_heads // (group + 2), *x.shape[1:])
+    return [part.reshape(-1, *x.shape[1:]).T for part in (x_KGH[:, :group], x_KGH[:, group], x_KGH[:, group + 1])]
 
   def join(xs):
-    parts = [x.T.reshape(heads, x.shape[-1] // heads, *x.shape[:-1]) for x in xs]
-    return np.stack(parts, axis=1).reshape(-1, *xs[0].shape[:-1])
+    parts = [x.T.reshape(kv_heads, n, -1, *x.shape[:-1]) for x, n in zip(xs, (group, 1, 1), strict=True)]
+    return np.concatenate(parts, axis=1).reshape(-1, *xs[0].shape[:-1])
 
   for their_name, name in _held(m, ours):
     m.fused(f"{theirs}.{their_name}", [f"{ours}/{part}/{name}" for part in QKV], *index, split=split, join=join)

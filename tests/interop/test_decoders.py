@@ -17,7 +17,7 @@ from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
 from t5x_like.interop.fields import Fields
-from t5x_like.models import gpt, llama, mpt, neox, palm
+from t5x_like.models import command_r, falcon, gpt, llama, mpt, neox, opt, palm, xglm
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
@@ -203,6 +203,70 @@ PUBLISHED = {  # config.json of checkpoints, without what has no effect
     use_parallel_residual=True,
     vocab_size=50304,
   ),
+  "opt:350m": dict(
+    model_type="opt",
+    hidden_size=1024,
+    word_embed_proj_dim=512,
+    ffn_dim=4096,
+    num_attention_heads=16,
+    num_hidden_layers=24,
+    do_layer_norm_before=False,
+    activation_function="relu",
+    layerdrop=0.0,
+    dropout=0.1,
+    max_position_embeddings=2048,
+    vocab_size=50272,
+  ),
+  "xglm:564m": dict(
+    model_type="xglm",
+    d_model=1024,
+    ffn_dim=4096,
+    attention_heads=16,
+    num_layers=24,
+    activation_function="gelu",
+    scale_embedding=True,
+    max_position_embeddings=2048,
+    vocab_size=256008,
+  ),
+  "falcon:7b": dict(
+    model_type="falcon",
+    alibi=False,
+    apply_residual_connection_post_layernorm=False,
+    bias=False,
+    hidden_size=4544,
+    multi_query=True,
+    new_decoder_architecture=False,
+    num_attention_heads=71,
+    num_hidden_layers=32,
+    parallel_attn=True,
+    vocab_size=65024,
+  ),
+  "falcon:40b": dict(
+    model_type="falcon",
+    alibi=False,
+    bias=False,
+    hidden_size=8192,
+    new_decoder_architecture=True,
+    num_attention_heads=128,
+    num_hidden_layers=60,
+    num_kv_heads=8,
+    parallel_attn=True,
+    vocab_size=65024,
+  ),
+  "command_r:command-r": dict(
+    model_type="cohere",
+    hidden_size=8192,
+    intermediate_size=22528,
+    num_attention_heads=64,
+    num_hidden_layers=40,
+    num_key_value_heads=64,
+    logit_scale=0.0625,
+    rope_theta=8000000.0,
+    use_qk_norm=False,
+    layer_norm_eps=1e-5,
+    max_position_embeddings=8192,
+    vocab_size=256000,
+  ),
 }
 
 
@@ -265,6 +329,11 @@ def test_old_and_new_spellings_are_the_same(old, new):
     ("gemma2:27b", "layer_types", ["sliding_attention", "chunked_attention"] * 23),
     ("gemma2:27b", "use_bidirectional_attention", True),
     ("bloom:560m", "apply_residual_connection_post_layernorm", True),
+    ("opt:350m", "enable_bias", False),
+    ("opt:350m", "layer_norm_elementwise_affine", False),
+    ("falcon:7b", "alibi", True),
+    ("falcon:7b", "num_ln_in_parallel_attn", 2),
+    ("command_r:command-r", "tie_word_embeddings", False),
     ("mpt:7b", "logit_scale", 0.5),
     ("mpt:7b", "attn_config", {"alibi": False}),
     ("mpt:7b", "attn_config", {"clip_qkv": 6.0}),
@@ -325,6 +394,10 @@ def small(family, name, **changes):
     (llama, "tiny", dict(biases=("qkv",))),
     (mpt, "tiny", dict(biases=("out",))),
     (neox, "tiny", dict(softcap=20.0)),
+    (opt, "tiny", dict(position={"name": "learned", "length": 8})),
+    (xglm, "tiny", dict(position={"name": "sinusoidal"})),
+    (falcon, "tiny", dict(logits_bias=True)),
+    (command_r, "tiny", dict(position={"name": "rope"})),
   ],
 )
 def test_a_design_no_type_can_say_is_refused_by_its_cell(family, name, changes, tmp_path):

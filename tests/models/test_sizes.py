@@ -63,6 +63,26 @@ SIZES = [
   ("neox", "pythia-2.8b", 2_775_208_960, 0),
   ("neox", "pythia-6.9b", 6_857_302_016, 0),
   ("neox", "pythia-12b", 11_846_072_320, 0),
+  ("opt", "125m", 125_239_296, 0),  # the published checkpoints
+  ("opt", "350m", 331_196_416, 0),
+  ("opt", "1.3b", 1_315_758_080, 0),
+  ("opt", "2.7b", 2_651_596_800, 0),
+  ("opt", "6.7b", 6_658_473_984, 0),
+  ("opt", "13b", 12_853_473_280, 0),
+  ("opt", "30b", 30 * B, 0.0017),  # Zhang et al. 2022, table 1
+  ("opt", "66b", 66 * B, 0.0076),
+  ("opt", "175b", 175 * B, 0.0029),
+  ("xglm", "564m", 564_463_616, 0),  # the published checkpoints, the last one by its name
+  ("xglm", "1.7b", 1_732_907_008, 0),
+  ("xglm", "2.9b", 2_941_505_536, 0),
+  ("xglm", "7.5b", 7.5 * B, 0.0067),
+  ("falcon", "7b", 6_921_720_704, 0),
+  ("falcon", "40b", 41_303_293_952, 0),
+  ("falcon", "180b", 180 * B, 0.01),
+  ("command_r", "aya-23-8b", 8_028_033_024, 0),
+  ("command_r", "command-r", 34_980_831_232, 0),
+  ("command_r", "command-r-08-2024", 32_296_476_672, 0),
+  ("command_r", "command-r-plus", 103_810_674_688, 0),
   ("transformer", "transformer-base", 65 * M, 0.031),  # Vaswani et al. 2017, table 3, whose 37,000 pieces are rounded
   ("transformer", "transformer-big", 213 * M, 0.006),
   ("bart", "bart-base", 139_420_416 + 50_265, 0),  # the checkpoints keep the bias of the output as a buffer

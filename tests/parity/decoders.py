@@ -16,6 +16,21 @@ GEMMA2 = LLAMA | dict(head_dim=8, query_pre_attn_scalar=16, sliding_window=4)
 BLOOM = dict(vocab_size=64, hidden_size=16, n_layer=2, n_head=4)
 MPT = dict(vocab_size=64, d_model=16, n_layers=2, n_heads=4)
 NEOX = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+OPT = dict(
+  vocab_size=64, hidden_size=20, num_hidden_layers=3, num_attention_heads=5, ffn_dim=28, max_position_embeddings=32
+)
+XGLM = dict(vocab_size=64, d_model=20, num_layers=3, attention_heads=5, ffn_dim=28, max_position_embeddings=32)
+FALCON = dict(vocab_size=64, hidden_size=24, num_hidden_layers=3, num_attention_heads=6, bos_token_id=1, eos_token_id=2)
+COHERE = dict(
+  vocab_size=64,
+  hidden_size=24,
+  num_hidden_layers=3,
+  num_attention_heads=6,
+  num_key_value_heads=2,
+  intermediate_size=28,
+  bos_token_id=1,
+  eos_token_id=2,
+)
 MIXTRAL = LLAMA | dict(num_local_experts=4, num_experts_per_tok=2)
 
 MODELS = {
@@ -83,5 +98,45 @@ MODELS = {
       tie_word_embeddings=True,
       rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5),
     ),
+  ),
+  "opt": ("OPTForCausalLM", "OPTConfig", OPT),
+  "opt-350m": (
+    "OPTForCausalLM",
+    "OPTConfig",
+    OPT | dict(do_layer_norm_before=False, word_embed_proj_dim=12, activation_function="gelu", pad_token_id=0),
+  ),
+  "xglm": ("XGLMForCausalLM", "XGLMConfig", XGLM),
+  "xglm-unscaled": (
+    "XGLMForCausalLM",
+    "XGLMConfig",
+    XGLM | dict(scale_embedding=False, activation_function="relu", decoder_start_token_id=0),
+  ),
+  "falcon": ("FalconForCausalLM", "FalconConfig", FALCON),
+  "falcon-40b": (
+    "FalconForCausalLM",
+    "FalconConfig",
+    FALCON | dict(new_decoder_architecture=True, num_kv_heads=2, ffn_hidden_size=28, bias=True),
+  ),
+  "falcon-one-norm": (
+    "FalconForCausalLM",
+    "FalconConfig",
+    FALCON | dict(new_decoder_architecture=True, num_kv_heads=3, num_ln_in_parallel_attn=1, tie_word_embeddings=False),
+  ),
+  "falcon-serial": (
+    "FalconForCausalLM",
+    "FalconConfig",
+    FALCON
+    | dict(
+      parallel_attn=False,
+      multi_query=False,
+      activation="relu",
+      rope_parameters=dict(rope_type="linear", rope_theta=1e3, factor=2.0),
+    ),
+  ),
+  "cohere": ("CohereForCausalLM", "CohereConfig", COHERE),
+  "cohere-plus": (
+    "CohereForCausalLM",
+    "CohereConfig",
+    COHERE | dict(use_qk_norm=True, attention_bias=True, logit_scale=0.8, hidden_act="gelu"),
   ),
 }

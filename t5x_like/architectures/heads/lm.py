@@ -51,7 +51,7 @@ def make(rngs: nnx.Rngs, variant: Variant) -> LmHead:
     rngs,
     shape=None if design.tied else (D, V),
     init=design.kernel_init(D),
-    scale=D**-0.5 if design.logits_scale else 1.0,
+    scale=D**-0.5 if design.logits_scale is True else design.logits_scale or 1.0,
     softcap=design.logits_softcap,
     bias=V if design.logits_bias else None,
   )

@@ -80,7 +80,9 @@ def tensors(m: Mapping) -> None:
     theirs, attention, mlp = f"gpt_neox.layers.{layer}", f"{blocks}/self_attention", f"{blocks}/mlp"
     m.norm(f"{theirs}.input_layernorm", f"{attention}/{norm}", at)
     m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/{norm}", at)
-    fused.interleaved_qkv(m, f"{theirs}.attention.query_key_value", f"{attention}/layer", at, heads=dims.heads)
+    fused.grouped_qkv(
+      m, f"{theirs}.attention.query_key_value", f"{attention}/layer", at, heads=dims.heads, kv_heads=dims.heads
+    )
     m.linear(f"{theirs}.attention.dense", f"{attention}/layer/out", at)
     m.linear(f"{theirs}.mlp.dense_h_to_4h", f"{mlp}/layer/wi", at)
     m.linear(f"{theirs}.mlp.dense_4h_to_h", f"{mlp}/layer/wo", at)

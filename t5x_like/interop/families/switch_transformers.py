@@ -84,6 +84,7 @@ def config(model, model_type: str | None) -> dict:
     softcap=None,
     windows=(None,),
     activation=list(ACTIVATIONS.values()),
+    logits_scale=[True, False],
   )
   variant, design = model.variant, model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position

@@ -1,0 +1,82 @@
+"""Command R and Aya 23."""
+
+import dataclasses
+
+from t5x_like.interop import causal
+from t5x_like.interop.families import llama
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import command_r
+
+MODEL_TYPES = ("cohere",)
+MODELS = (command_r.Model,)
+
+
+def build(fields: Fields, names: set[str]):
+  fields.only("tie_word_embeddings", True)
+  design = dataclasses.replace(
+    command_r.DESIGN,
+    norm_epsilon=fields.take("layer_norm_eps", 1e-5),
+    activation=fields.choose("hidden_act", causal.GATED, "silu"),
+    biases=("qkv", "out") if fields.take("attention_bias", False) else (),
+    position=causal.rope(fields, theta=5e5) | {"interleaved": True},
+    qk_norm=fields.take("use_qk_norm", False),
+    logits_scale=fields.take("logit_scale", 0.0625),
+  )
+  variant = llama.variant_of(fields, design, kv_heads=None)
+  ids = {"pad": 0, "start": 5, "eos": 255_001}
+  return command_r.Model, {"variant": dataclasses.replace(variant, tokens=causal.special_ids(fields, **ids))}
+
+
+def config(model, model_type: str | None) -> dict:
+  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  causal.refuse_others(
+    model,
+    heads=False,
+    mlp=False,
+    norm="layernorm_no_bias",
+    parallel="one_norm",
+    biases=[(), ("qkv", "out")],
+    qk_norm=[True, False],
+    activation=list(causal.GATED.values()),
+    logits_scale=[design.logits_scale],
+  )
+  position = causal.position_of(model, "rope", "theta", "linear", "llama3", "interleaved")
+  if not position.get("interleaved"):
+    causal.only(model, position=[{**position, "interleaved": True}])
+  scale = dims.embed**-0.5 if design.logits_scale is True else design.logits_scale or 1.0
+  return {
+    "architectures": ["CohereForCausalLM"],
+    "model_type": "cohere",
+    "vocab_size": variant.vocab_size,
+    "hidden_size": dims.embed,
+    "intermediate_size": dims.mlp,
+    "num_hidden_layers": dims.layers,
+    "num_attention_heads": dims.heads,
+    "num_key_value_heads": dims.kv_heads,
+    "hidden_act": causal.name_of(causal.GATED, design.activation),
+    "layer_norm_eps": design.norm_epsilon,
+    "attention_bias": bool(design.biases),
+    "use_qk_norm": design.qk_norm,
+    "logit_scale": scale,
+    "rope_parameters": causal.rope_config(position),
+    "tie_word_embeddings": True,
+    **causal.ids_config(variant.tokens),
+  }
+
+
+def tensors(m: Mapping) -> None:
+  m.copy("model.embed_tokens.weight", "embed/table")
+  m.copies["lm_head.weight"] = "model.embed_tokens.weight"
+  m.ignored = ("rotary_emb.inv_freq",)
+  m.norm("model.norm", "decoder/final_norm")
+  block = "decoder/blocks/parallel"
+  for layer, (_, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
+    theirs, attention = f"model.layers.{layer}", f"{block}/layer/self_attention"
+    m.norm(f"{theirs}.input_layernorm", f"{block}/in_norm", at)
+    m.attention(f"{theirs}.self_attn", attention, at, names=llama.NAMES)
+    if m.model.variant.design.qk_norm:
+      m.norm(f"{theirs}.self_attn.q_norm", f"{attention}/q_norm", at)
+      m.norm(f"{theirs}.self_attn.k_norm", f"{attention}/k_norm", at)
+    for their_name, name in (("gate_proj", "gate"), ("up_proj", "wi"), ("down_proj", "wo")):
+      m.linear(f"{theirs}.mlp.{their_name}", f"{block}/layer/mlp/{name}", at)

@@ -1,0 +1,111 @@
+"""Falcon."""
+
+import dataclasses
+
+from t5x_like.architectures.design import Variant
+from t5x_like.errors import UserError
+from t5x_like.interop import causal, fused
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import falcon
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("falcon",)
+MODELS = (falcon.Model,)
+
+
+def build(fields: Fields, names: set[str]):
+  fields.only("alibi", False)  # its slopes are bfloat16
+  fields.ignore(
+    "hidden_dropout", "attention_dropout", "max_position_embeddings", "apply_residual_connection_post_layernorm"
+  )
+  new, several = fields.take("new_decoder_architecture", False), not fields.take("multi_query", True)
+  norms = fields.take("num_ln_in_parallel_attn", 2 if new else 1)
+  parallel = fields.take("parallel_attn", True)
+  if norms not in (1, 2) or (norms == 2 and not new) or (new and not parallel):
+    expected = "1 or, with new_decoder_architecture and parallel_attn, 2"
+    raise fields.refusal("num_ln_in_parallel_attn", norms, expected)
+  design = dataclasses.replace(
+    falcon.DESIGN,
+    norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
+    parallel="two_norms" if norms == 2 else "one_norm" if parallel else "no",
+    activation=fields.choose("activation", causal.PLAIN, "gelu"),
+    biases=("qkv", "out", "mlp") if fields.take("bias", False) else (),
+    position=causal.rope(fields),
+    tied=fields.take("tie_word_embeddings", True),
+  )
+  D, heads = fields.take("n_embed", fields.take("hidden_size", 4544)), fields.take("num_attention_heads", 71)
+  kv_heads = fields.take("num_kv_heads", heads)
+  kv_heads = kv_heads if new or several else 1
+  layers = fields.take("num_hidden_layers", 32)
+  dims = Dims(D, heads, kv_heads, D // heads, fields.take("ffn_hidden_size", 4 * D), layers)
+  tokens = causal.special_ids(fields, start=11, eos=11)
+  return falcon.Model, {"variant": Variant(dims, design, fields.take("vocab_size", 65024), tokens)}
+
+
+def config(model, model_type: str | None) -> dict:
+  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  causal.refuse_others(
+    model,
+    heads=False,
+    mlp=False,
+    norm="layernorm",
+    parallel=["no", "one_norm", "two_norms"],
+    biases=[(), ("qkv", "out", "mlp")],
+    tied=[True, False],
+    activation=list(causal.PLAIN.values()),
+  )
+  position = causal.position_of(model, "rope", "theta", "linear", "llama3")
+  new = design.parallel == "two_norms" or dims.kv_heads not in (1, dims.heads)
+  if new and design.parallel == "no":
+    raise UserError(f"{dims.kv_heads} key/value heads for {dims.heads} heads need a design whose layers are parallel")
+  return {
+    "architectures": ["FalconForCausalLM"],
+    "model_type": "falcon",
+    "vocab_size": variant.vocab_size,
+    "hidden_size": dims.embed,
+    "ffn_hidden_size": dims.mlp,
+    "num_hidden_layers": dims.layers,
+    "num_attention_heads": dims.heads,
+    "num_kv_heads": dims.kv_heads,
+    "new_decoder_architecture": new,
+    "multi_query": dims.kv_heads == 1,
+    "parallel_attn": design.parallel != "no",
+    "num_ln_in_parallel_attn": 2 if design.parallel == "two_norms" else 1,
+    "activation": causal.name_of(causal.PLAIN, design.activation),
+    "layer_norm_epsilon": design.norm_epsilon,
+    "alibi": False,
+    "bias": bool(design.biases),
+    "rope_parameters": causal.rope_config(position),
+    "tie_word_embeddings": design.tied,
+    **causal.ids_config(variant.tokens),
+  }
+
+
+def tensors(m: Mapping) -> None:
+  dims, design = m.model.variant.dims, m.model.variant.design
+  m.copy("transformer.word_embeddings.weight", "embed/table")
+  m.norm("transformer.ln_f", "decoder/final_norm")
+  m.ignored = ("rotary_emb.inv_freq",)
+  if design.tied:
+    m.copies["lm_head.weight"] = "transformer.word_embeddings.weight"
+  else:
+    m.transposed("lm_head.weight", "head/kernel")
+  serial, two = design.parallel == "no", design.parallel == "two_norms"
+  blocks = "decoder/blocks" if serial else "decoder/blocks/parallel/layer"
+  inner = "/layer" if design.parallel != "one_norm" else ""
+  for layer, (_, at) in enumerate(places(m.model.decoder, dims.layers)):
+    theirs, attention, mlp = f"transformer.h.{layer}", f"{blocks}/self_attention", f"{blocks}/mlp"
+    if serial:
+      m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
+      m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/in_norm", at)
+    elif two:
+      m.norm(f"{theirs}.ln_attn", f"{attention}/norm", at)
+      m.norm(f"{theirs}.ln_mlp", f"{mlp}/norm", at)
+    else:
+      m.norm(f"{theirs}.input_layernorm", "decoder/blocks/parallel/in_norm", at)
+    heads = dict(heads=dims.heads, kv_heads=dims.kv_heads)
+    fused.grouped_qkv(m, f"{theirs}.self_attention.query_key_value", f"{attention}{inner}", at, **heads)
+    m.linear(f"{theirs}.self_attention.dense", f"{attention}{inner}/out", at)
+    m.linear(f"{theirs}.mlp.dense_h_to_4h", f"{mlp}{inner}/wi", at)
+    m.linear(f"{theirs}.mlp.dense_4h_to_h", f"{mlp}{inner}/wo", at)
