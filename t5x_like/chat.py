@@ -78,10 +78,10 @@ def _opened(args):
   process.prepare()
   if jax.process_count() > 1:
     raise UserError("chat runs in one process; start it on one host")
-  compile_cache.use(f"hf://{args.workdir}" if hub.named(args.workdir) else args.workdir)
   names = ("max_new_tokens", "top_k", "top_p", "min_p")
   options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-  model = library.load(args.workdir, step=args.step, batch_size=1)
+  model = library.opened(args.workdir, None, (), args.step, batch_size=1)
+  compile_cache.use(f"hf://{args.workdir}" if hub.named(args.workdir) else args.workdir)
   return model.talk(template=args.template, context=args.context, seed=args.seed, **options)
 
 

@@ -91,8 +91,7 @@ def main(argv: list[str]) -> None:
   from t5x_like.training.evaluation import Evaluation
 
   if hub.named(args.workdir):
-    told = f"hf download {args.workdir} --local-dir DIR"
-    raise UserError(f"{args.workdir}: results are written beside the model; fetch it with {told}, and give DIR")
+    raise hub.absent(args.workdir, "--workdir")  # results are written beside the model
   process.prepare()
   data.use_cache(args.workdir)
   run = opening.open_run(args.workdir, args.config, overrides)
@@ -147,6 +146,7 @@ def _suite(args, overrides: list[str]) -> None:
   from t5x_like.benchmarks import steps, suite, tables
   from t5x_like.report import page
   from t5x_like.runtime import compile_cache, process
+  from t5x_like.training import workdir
 
   names = [] if args.suite is None else args.suite.split(",")
   given = [directory(word) for word in args.workdir.split(",")]
@@ -158,9 +158,15 @@ def _suite(args, overrides: list[str]) -> None:
   if min(*numbers, *rates) <= 0 or (args.shots or 0) < 0:
     raise UserError("--seeds, --epochs, --rates, --max_examples: expected more than 0, and --shots not less")
   process.prepare()
-  if (is_remote(given[0]) or hub.named(given[0])) and not args.output:
+  if hub.named(given[0]) and not args.output:
+    told = f"found no directory {given[0]}; correct the path or, for the Hub's model of this name, add --output=DIR"
+    raise UserError(f"--workdir: {told}")
+  if is_remote(given[0]) and not args.output:
     raise UserError(f"--workdir={given[0]}: needs --output=DIR, a local directory for the results")
-  workdirs = [hub.directory(word) for word in given]
+  workdirs = [hub.directory(word, "--workdir") for word in given]
+  for word in workdirs:
+    if workdir.read(word) is None:
+      raise hub.absent(word, "--workdir")
   form = "from_scratch" if args.from_scratch else ""
   output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / "+".join(names or [_QUESTIONS]) / form)
   process.say(compile_cache.use(args.output if hub.named(given[0]) else workdirs[0]))

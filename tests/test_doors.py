@@ -296,8 +296,8 @@ def test_a_workdir_with_damage(untouched, refused, tmp_path):
 
 def test_nothing_to_evaluate(untouched, refused, tmp_path):
   missing = tmp_path / "nothing"
-  refused(evaluate.main, workdir=missing, recipe=None, parts=(str(missing), "holds no run", "--workdir"))
-  refused(evaluate.main, workdir=missing, parts=(str(missing), "holds no run"))
+  refused(evaluate.main, workdir=missing, recipe=None, parts=(f"--workdir: found no directory {missing}",))
+  refused(evaluate.main, workdir=missing, parts=(f"--workdir: found no directory {missing}",))
   assert not missing.exists()
   refused(evaluate.main, "--step=3", workdir=untouched, parts=("no checkpoint of step 3", "[2, 4]"))
   refused(evaluate.main, "--step=x", workdir=untouched, parts=("--step", "'x'"))

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the tensors written")
   args, overrides = parser.parse(argv)
   outputs.check_new(args.output, "--output=")
-  args.input = hub.directory(args.input)
+  args.input = hub.directory(args.input, "--input")
   if _is_workdir(args.input):
     if args.config or overrides:
       raise UserError(f"--config: {args.input} is a workdir, which has its own; leave the flag out")
@@ -55,6 +55,8 @@ def _is_workdir(path: str) -> bool:
   file = place(path) / "config.json"
   try:
     content = file.read_bytes()
+  except FileNotFoundError:
+    raise hub.absent(path, "--input") from None
   except OSError as error:
     raise UserError(f"{file}: cannot be read: {error.strerror}; give a workdir or a model directory") from error
   return "fingerprints" in checked_json.parsed(content, dict, str(file), "that of a workdir or a model; copy it again")

@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
   output = outputs.Output(args.output, inputs=inputs) if args.output else None
   examples = questions.read(args.examples) if args.examples else None
   options = {field.name: getattr(args, field.name) for field in dataclasses.fields(questions.Options)}
-  opened = library.load(args.workdir, batch_size=args.batch_size)
+  opened = library.opened(args.workdir, None, (), None, args.batch_size)
   asker = questions.Asker(opened, questions.Options(**options), examples)
   results, refused = {}, []
   for name, file in files.items():

@@ -63,7 +63,15 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
   Raises:
     UserError: a field or tensor is missing, unknown, unsupported or of another shape; names it and the file.
   """
-  model, family, files, origin = _abstract(path, dtype, layers)
+  model = abstract(path, dtype=dtype, layers=layers)
+  loaded = params.with_arrays(model, read(model, rules))
+  loaded.origin = model.origin
+  return loaded
+
+
+def read(model: nnx.Module, rules=None) -> dict[str, jax.Array]:
+  """Return the parameters of an abstract model by name, float32, from its directory; see `load` for `rules`."""
+  family, files = _opened(json.loads(model.origin.config), pathlib.Path(model.origin.path))
   mapping = Mapping(model)
   family.tensors(mapping)
   _check(mapping, files)
@@ -73,48 +81,46 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
     sharding = rules.sharding(holder.axes) if rules is not None else None
     arrays[name] = jax.device_put(array, sharding)
     jax.block_until_ready(arrays[name])
-  model = params.with_arrays(model, arrays)
-  model.origin = origin
-  return model
+  return arrays
 
 
 def abstract(path: str, *, dtype: str = "float32", layers: str = "scan") -> nnx.Module:
   """Return the abstract model of a directory, without reading its weights; see `load`."""
-  model, *_, model.origin = _abstract(path, dtype, layers)
-  return model
-
-
-def _abstract(path: str, dtype: str, layers: str):
-  """Return (abstract model without its origin, family, files, origin) of a directory."""
   directory = fetched(str(path))
-  text, family, files, model_class, arguments = _read(directory)
+  text, files, model_class, arguments = _read(directory)
 
   def make(key):
     return model_class(nnx.Rngs(params=key), dtype=dtype, layers=layers, **arguments)
 
   with _sizes_of(f"{directory}/config.json"):
     model = jax.eval_shape(make, jax.random.key(0))
-  return model, family, files, Origin(str(directory), text, files.dtype)
+  model.origin = Origin(str(directory), text, files.dtype)
+  return model
 
 
 def architecture(path: str) -> tuple[type, Variant]:
   """Return the class and the variant of a directory's model, without loading its weights; raise as `load`."""
-  _, _, _, model_class, arguments = _read(fetched(str(path)))
+  _, _, model_class, arguments = _read(fetched(str(path)))
   return model_class, arguments["variant"]
 
 
 def _read(directory: pathlib.Path):
-  """Return (config.json as text, family, files, class, arguments) of a directory."""
+  """Return (config.json as text, files, class, arguments) of a directory."""
   text = read_text(directory / "config.json")
   where = f"{directory}/config.json"
   values = checked_json.parsed(text, dict, where, "the config of a Hugging Face model; copy it again")
-  family = _family(values.get("model_type"), where)
-  files = Files(directory, getattr(family, "renamed", str))
+  family, files = _opened(values, directory)
   fields = Fields(values, where, len(files.names), files.held)
   with _sizes_of(where):
     model_class, arguments = family.build(fields, files.names)
   fields.finish()
-  return text, family, files, model_class, arguments
+  return text, files, model_class, arguments
+
+
+def _opened(values: dict, directory: pathlib.Path):
+  """Return (family, files) of a directory with the values of its config."""
+  family = _family(values.get("model_type"), f"{directory}/config.json")
+  return family, Files(directory, getattr(family, "renamed", str))
 
 
 @contextlib.contextmanager

@@ -5,52 +5,74 @@ import json
 from typing import Any
 
 import jax
+from flax import nnx
 
 from t5x_like import vocabularies
 from t5x_like.data import features
 from t5x_like.errors import UserError
 from t5x_like.files.places import place
 from t5x_like.interop import hf, hub
-from t5x_like.nn import params
 from t5x_like.nn.positions.learned import LearnedPosition
+from t5x_like.parallel.rules import Rules
 
 _LENGTHS = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")  # keys of config.json
 _UNLIMITED = 2048  # tokens of a model that names no length
 
 
-def identity(path: str) -> dict[str, Any] | None:
-  """Return a model's facts in the form of a run's `config.json`, or None if the path is neither a model nor a name.
+@dataclasses.dataclass(frozen=True)
+class Published:
+  """A published model, whose parameters can be read.
 
-  Beside the keys of a run, `directory` is the model's place on this machine, and `ends` has the ids that end a text.
-  The features are those that pretraining has, as long as the model reads.
+  Attributes:
+    identity: its facts in the form of a run's `config.json`. Beside the keys of a run, `directory` is its place on this
+      machine, and `ends` has the ids that end a text. Features are those of pretraining, as long as the model reads.
+    model: abstract, its layers one by one on CPU.
+    vocabulary: its tokenizer.
+  """
 
+  identity: dict[str, Any]
+  model: nnx.Module
+  vocabulary: vocabularies.Vocabulary
+
+  def arrays(self, rules: Rules) -> dict[str, jax.Array]:
+    """Return the parameters by name, float32, on the mesh of `rules`; raise as `hf.load`."""
+    return hf.read(self.model, rules)
+
+
+def find(path: str, flag: str) -> Published | None:
+  """Open a Hugging Face directory or a name of the Hub; return None if the path is neither.
+
+  Args:
+    flag: the flag or key that gave the path, for messages.
   Raises:
     UserError: the Hub does not give the model; it is one of images; there is no tokenizer, or it is another model's; or
       as `hf.load`.
   """
-  directory = hub.directory(path)
+  directory = hub.directory(path, flag)
   if not (place(directory) / "config.json").is_file():
     return None
-  model = abstract(directory)
+  model = hf.abstract(directory, layers="loop" if jax.default_backend() == "cpu" else "scan")
   if not hasattr(model.variant, "vocab_size"):
     raise UserError(
-      f"{path}: a published model of images, which are prepared as its training says; make a workdir of it with python"
-      " -m tools.convert_hf and a recipe of its family"
+      f"{flag}: {path} is a published model of images, which are prepared as its training says; make a workdir of it"
+      " with python -m tools.convert_hf and a recipe of its family"
     )
   if not vocabularies.has_tokenizer(place(directory)):
-    raise UserError(f"{path}: found no tokenizer beside the model, expected tokenizer.json or its like; copy it there")
+    raise UserError(
+      f"{flag}: found no tokenizer beside the model in {path}, expected tokenizer.json or its like; copy it there"
+    )
   vocabulary = vocabularies.load(directory)
   size = model.variant.vocab_size
   if vocabulary.size > size:
     raise UserError(
-      f"{path}: the tokenizer has {vocabulary.size} ids, the model {size} token vectors; the tokenizer is another"
-      " model's"
+      f"{flag}: {path}: the tokenizer has {vocabulary.size} ids, the model {size} token vectors; the tokenizer is"
+      " another model's"
     )
   values = json.loads(model.origin.config)
   ends = values.get("eos_token_id")
   ends = {vocabulary.eos_id, *(ends if isinstance(ends, list) else [ends])} - {None}
   shapes = {name: list(one.shape) for name, one in _features(model, values, vocabulary).items()}
-  return {
+  identity = {
     "model": {"name": _name(type(model)), "variant": _plain(model.variant), "vocab_size": size, "tokens": {}},
     "fingerprints": {"vocabulary": vocabulary.fingerprint},
     "features": shapes,
@@ -59,16 +81,7 @@ def identity(path: str) -> dict[str, Any] | None:
     "directory": directory,
     "ends": sorted(i for i in ends if i < size),
   }
-
-
-def abstract(directory: str):
-  """Return the abstract model of a directory, its layers one by one on CPU."""
-  return hf.abstract(directory, layers="loop" if jax.default_backend() == "cpu" else "scan")
-
-
-def arrays(directory: str, rules) -> dict[str, jax.Array]:
-  """Return the parameters of a directory's model by name, float32, on the mesh of `rules`."""
-  return params.arrays(hf.load(directory, rules=rules))
+  return Published(identity, model, vocabulary)
 
 
 def _features(model, values: dict[str, Any], vocabulary) -> features.Features:

@@ -290,7 +290,7 @@ def load(path: str, *, step: int | None = None, batch_size: int = 32, rules: Rul
     UserError: there is no such model or checkpoint, or it is damaged.
   """
   process.prepare()
-  model = Model(trained.open_saved(str(path), rules), step, batch_size)
+  model = Model(trained.open_saved(str(path), rules, "t5x.load"), step, batch_size)
   _ = model.run
   return model
 

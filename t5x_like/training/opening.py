@@ -7,13 +7,13 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import recipes, slots, vocabularies
+from t5x_like import recipes, vocabularies
 from t5x_like.data import features
 from t5x_like.errors import UserError
 from t5x_like.training import build, importing, other_runs
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.resolve import adopted, resolve
-from t5x_like.training.trained import Trained, identity_of, vocabulary_at
+from t5x_like.training.trained import Trained, opened, vocabulary_at
 
 
 def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: bool = False) -> Trained:
@@ -27,17 +27,17 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
   Raises:
     UserError: there is no model, it is published and has no saved config, or the config has another model.
   """
-  identity = identity_of(workdir)
+  identity, published = opened(workdir, "--workdir")
   if rows:
     overrides = [*overrides, f"batch_size={jax.device_count()}", "accumulation_steps=1"]  # fits any mesh
-  if recipe is None and "directory" in identity:
+  if recipe is None and published is not None:
     raise UserError(
       f"{workdir}: a published model, without a config or data of its own; add --config=RECIPE of its family and"
       " --config.task.store=DIR, or ask it --questions=FILE"
     )
   if recipe is None:
     config = config_lib.restored(identity, overrides, f"{workdir}/{workdirs.FILE}")
-  elif "directory" in identity:
+  elif published is not None:
     config = other_runs.with_model(recipes.load(recipe, overrides), identity["model"], workdir)
   else:
     config = adopted(recipes.load(recipe, overrides), workdir)
@@ -48,11 +48,10 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
   config = resolve(config)
   rules, (model, _) = build.mesh_rules(config), build.model_of(config)
   build.check_batch(config, rules)
-  run = Trained(workdir, config, identity, model, rules)
+  run = Trained(workdir, config, identity, model, rules, published)
   check(run)
-  if "directory" in identity:
-    theirs = slots.module("published", "t5x_like.interop").abstract(identity["directory"])
-    importing.check_parameters(theirs, model, workdir, recipe)
+  if published is not None:
+    importing.check_parameters(published.model, model, workdir, recipe)
   return run
 
 
@@ -62,7 +61,7 @@ def check(run: Trained, vocabulary: vocabularies.Vocabulary | None = None) -> No
   if vocabulary is not None:
     now["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
     then["fingerprints"] = {"vocabulary": workdirs.vocabulary_print(run.identity)}
-  if "directory" in run.identity:  # it has no training's choices
+  if run.published is not None:  # it has no training's choices
     now["model"] = {key: now["model"].get(key) for key in then["model"]}
   for tree in (now, then):  # dropout does not affect a trained model
     tree["model"].pop("dropout", None)
@@ -71,6 +70,8 @@ def check(run: Trained, vocabulary: vocabularies.Vocabulary | None = None) -> No
 
 def vocabulary_of(run: Trained) -> vocabularies.Vocabulary:
   """Return the run's vocabulary; raise UserError if it is another's or damaged."""
+  if run.published is not None:
+    return run.published.vocabulary
   vocabulary = vocabularies.load(vocabulary_at(run.workdir, run.identity))
   check(run, vocabulary)
   return vocabulary

@@ -38,6 +38,7 @@ from t5x_like.training.resolve import model_slot
 from t5x_like.training.state import TrainState
 
 RANDOM = "random"  # a teacher without a run
+_INIT, _TEACHER = "config.init.workdir", "config.teacher.workdir"
 # Keys of config.model fixed by imported weights.
 FIXED = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
 _TRAINING = (
@@ -85,12 +86,7 @@ def inherited(config: ConfigDict) -> ConfigDict:
   if not values["inherit"]:
     return found
   directory = values["workdir"]
-  saved = trained.found(directory)
-  if saved is None:
-    raise UserError(
-      f"config.init.workdir: {directory} holds no run ({workdirs.FILE} is not there); give the workdir of a run, or"
-      " a Hugging Face directory"
-    )
+  saved = trained.identity_of(directory, _INIT)
   with found.unlocked(), found.ignore_type():
     own = {key: value for key, value in config.model.to_dict().items() if key in _KEPT}
     theirs = {key: value for key, value in saved["model"].items() if key not in _KEPT}
@@ -132,11 +128,13 @@ def teacher(config: ConfigDict, computed: dict[str, Any], platform: str | None) 
   """
   values = slots.fill("config.teacher", config.teacher, config_lib.Teacher)
   directory, model = values["workdir"], values["model"]
-  saved = trained.found(directory) if values["inherit"] and directory not in (None, RANDOM) else None
-  if saved is None and not model:
+  saved = None
+  if values["inherit"] and directory not in (None, RANDOM):
+    saved = (trained.found if model else trained.identity_of)(directory, _TEACHER)
+  elif not model:
     raise UserError(
-      f"config.teacher.workdir: found {directory!r}, expected the workdir of a run; train the teacher first, or give"
-      " a Hugging Face directory"
+      f"{_TEACHER}: found {directory!r}, expected the workdir of a run; train the teacher first, or give a Hugging Face"
+      " directory"
     )
   model = model_slot("teacher.model", ConfigDict((saved["model"] if saved else model) | computed), platform)
   for key in (key for key in _OFF if key in model):
@@ -159,9 +157,7 @@ def check(config: ConfigDict, vocabulary, workdir: str) -> None:
 def _check_start(config: ConfigDict, vocabulary) -> None:
   """Refuse data of another vocabulary than the run of `config.init` has; classes of images may differ."""
   if config.init and ("resolution" not in config.model or "vocab_size" in config.model):
-    saved = trained.found(config.init.workdir)
-    if saved is None:
-      raise UserError(f"config.init.workdir: {config.init.workdir} holds no run; restore it, its vocabulary is needed")
+    saved = trained.identity_of(config.init.workdir, _INIT)  # its vocabulary is needed
     workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "the data's")
 
 
@@ -171,7 +167,7 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
   A teacher that is gone is not missed here: a resumed run has its parameters.
   """
   directory = config.teacher.get("workdir")
-  saved = trained.found(directory) if directory not in (None, RANDOM) else None
+  saved = trained.found(directory, _TEACHER) if directory not in (None, RANDOM) else None
   if saved is None:
     return
   if workdirs.vocabulary_print(saved) != vocabulary.fingerprint:
@@ -219,7 +215,7 @@ def load(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[TrainStat
 
 def _started(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
   directory = config.init.workdir
-  step, arrays, their_model = _of_run(directory, config.init.step, parts)
+  step, arrays, their_model = _of_run(directory, config.init.step, parts, _INIT)
   made, loaded, resized, initialised, ignored = dict(state.params), [], {}, [], sorted({*arrays} - {*state.params})
   for name, fresh in state.params.items():
     if config.teacher and name.startswith(REFERENCE):
@@ -252,9 +248,9 @@ def _taught(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
   if directory == RANDOM:
     process.say("teacher: random weights, from which nothing can be learned; set --config.teacher.workdir")
     return state
-  if directory is None or trained.found(directory) is None:
-    raise UserError(f"config.teacher.workdir: found {directory!r}, which holds no run; give the workdir of the teacher")
-  step, arrays, _ = _of_run(directory, config.teacher.step, parts)
+  if directory is None:
+    raise UserError(f"{_TEACHER}: found None, expected the workdir of the teacher")
+  step, arrays, _ = _of_run(directory, config.teacher.step, parts, _TEACHER)
   made = dict(state.params)
   for name in [name for name in made if name.startswith(REFERENCE)]:
     found, fresh = arrays.get(name.removeprefix(REFERENCE)), made[name]
@@ -266,9 +262,9 @@ def _taught(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
   return dataclasses.replace(state, params=made)
 
 
-def _of_run(directory: str, step: int | None, parts: Parts) -> tuple[int, dict[str, jax.Array], Any]:
+def _of_run(directory: str, step: int | None, parts: Parts, flag: str) -> tuple[int, dict[str, jax.Array], Any]:
   """Return (step, parameters by name, abstract model) of another run, its adapters merged, on the mesh of this one."""
-  run = trained.open_saved(directory, parts.rules)
+  run = trained.open_saved(directory, parts.rules, flag)
   found, arrays = run.restore(step)
   return found, params.arrays(trained.finished(params.with_arrays(run.model, arrays))), run.model
 

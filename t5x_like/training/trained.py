@@ -29,6 +29,7 @@ class Trained:
     identity: the content of its `config.json`.
     model: the abstract model.
     rules: mesh and sharding rules.
+    published: the `Published` model that this is; None for a run.
   """
 
   workdir: str
@@ -36,6 +37,7 @@ class Trained:
   identity: dict[str, Any]
   model: Any
   rules: Rules
+  published: Any = None
 
   def restore(self, step: int | None = None, folder: str = "checkpoints") -> tuple[int, dict[str, jax.Array]]:
     """Return (step, parameters by name) of a checkpoint, on the mesh of `rules`.
@@ -46,8 +48,8 @@ class Trained:
     Raises:
       UserError: no such checkpoint, or a damaged one.
     """
-    if "directory" in self.identity:
-      return 0, slots.module("published", "t5x_like.interop").arrays(self.identity["directory"], self.rules)
+    if self.published is not None:
+      return 0, self.published.arrays(self.rules)
     directory, wanted = f"{self.workdir}/{folder}", abstract_params(self.model, self.rules)
     with Checkpoints(directory) as checkpoints:
       restored = checkpoints.restore({"params": nest(wanted)}, step)
@@ -58,37 +60,60 @@ class Trained:
     return at, {name: named[name] for name in wanted}
 
 
-def open_saved(workdir: str, rules: Rules | None = None) -> Trained:
+def open_saved(workdir: str, rules: Rules | None = None, flag: str = "--workdir") -> Trained:
   """Open a run with its saved config, or a published model; its parameters stay where they are.
 
   Args:
     workdir: the run's directory or address; or a Hugging Face directory, or a name of the Hub.
     rules: the mesh to restore on; None is the run's own, or all devices for a published model.
+    flag: the flag or key that gave the workdir, for messages.
   Raises:
     UserError: the workdir holds no run, or its mesh does not fit the devices.
   """
-  identity = identity_of(workdir)
-  if "directory" in identity:
-    model = slots.module("published", "t5x_like.interop").abstract(identity["directory"])
-    return Trained(workdir, ConfigDict(identity), identity, model, rules or Rules.make(make_mesh({"data": -1})))
+  identity, published = opened(workdir, flag)
+  if published is not None:
+    rules = rules or Rules.make(make_mesh({"data": -1}))
+    return Trained(workdir, ConfigDict(identity), identity, published.model, rules, published)
   config = config_lib.restored(identity, [], f"{workdir}/{workdirs.FILE}")
   model, _ = build.model_of(config)
   return Trained(workdir, config, identity, model, rules or build.mesh_rules(config))
 
 
-def found(workdir: str) -> dict[str, Any] | None:
-  """Return the saved identity of a run, or the like of a published model (`interop/published.py`); None for neither."""
-  saved = workdirs.read(workdir)
-  run = saved is not None and "model_type" not in saved
-  return saved if run else slots.module("published", "t5x_like.interop").identity(str(workdir))
+def found(workdir: str, flag: str) -> dict[str, Any] | None:
+  """Return the saved identity of a run, or the like of a published model (`interop/published.py`); None for neither.
 
-
-def identity_of(workdir: str) -> dict[str, Any]:
-  """Return what `found` gives; raise UserError if there is no trained model."""
-  identity = found(workdir)
-  if identity is None:
-    raise UserError(f"{workdir}/{workdirs.FILE}: not found, so {workdir} holds no run; check --workdir")
+  Args:
+    flag: the flag or key that gave the workdir, for messages.
+  """
+  identity, _ = _look(workdir, flag)
   return identity
+
+
+def identity_of(workdir: str, flag: str = "--workdir") -> dict[str, Any]:
+  """Return what `found` gives; raise UserError if there is no trained model."""
+  return opened(workdir, flag)[0]
+
+
+def opened(workdir: str, flag: str) -> tuple[dict[str, Any], Any]:
+  """Return (identity, `Published` or, of a run, None).
+
+  Args:
+    flag: as in `found`.
+  Raises:
+    UserError: there is no trained model, or it is damaged.
+  """
+  identity, published = _look(workdir, flag)
+  if identity is None:
+    raise slots.module("hub", "t5x_like.interop").absent(str(workdir), flag)
+  return identity, published
+
+
+def _look(workdir: str, flag: str) -> tuple[dict[str, Any] | None, Any]:
+  saved = workdirs.read(workdir)
+  if saved is not None and "model_type" not in saved:
+    return saved, None
+  published = slots.module("published", "t5x_like.interop").find(str(workdir), flag)
+  return published and published.identity, published
 
 
 def vocabulary_at(workdir: str, identity: dict[str, Any]) -> str:

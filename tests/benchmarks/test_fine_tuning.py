@@ -72,7 +72,7 @@ def test_a_run_begins_with_the_weights_of_another_and_a_head_of_its_own(pretrain
 @pytest.mark.parametrize(
   ("override", "words"),
   [
-    ('init={"workdir": "nowhere"}', "nowhere: found no such directory here, so it holds no run"),
+    ('init={"workdir": "nowhere"}', "config.init.workdir: nowhere is neither a directory here"),
     ("init.wrkdir=x", "config.init.wrkdir: unknown key (did you mean 'workdir'?)"),
     ("task.vocabulary=TMP/other", "is not the vocabulary that"),
     ("tuning.name=haed", "did you mean 'head'"),

@@ -14,7 +14,7 @@ from flax import nnx
 
 import published
 import t5x_like as t5x
-from t5x_like import chat, evaluate, predict, train
+from t5x_like import chat, evaluate, predict, train, vocabularies
 from t5x_like.architectures.design import Tokens
 from t5x_like.errors import UserError
 from t5x_like.interop import hf, hub
@@ -173,16 +173,17 @@ def test_a_name_of_the_hub(fake_hub, directories, tmp_path, monkeypatch, capsys)
     assert main(["--workdir=someone/else", *flag]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "no network at all" in line and "hf download someone/else --local-dir DIR" in line
-  assert train.main(["--config=configs/gpt/gpt2_124m.py", "--workdir=run", "--config.init.workdir=someone/else"]) == 2
-  assert "hf download someone/else" in capsys.readouterr().err
-  monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-  with pytest.raises(UserError, match=r"someone/third: found no such directory .* pip install 't5x-like\[hf\]'"):
-    t5x.load("someone/third")
 
 
-@pytest.mark.parametrize("path", ["/runs/small", "./runs/small", "gs://bucket/run", "runs/small/more", "-x/y"])
-def test_what_is_no_name_of_the_hub(path):
-  assert not hub.named(path) and hub.directory(path) == path
+def test_a_published_model_is_opened_once(directories, monkeypatch):
+  """Its config, tokenizer and abstract model; its weights are read with these."""
+  made = []
+  for module, name in ((hf, "abstract"), (hf, "read_text"), (vocabularies, "load")):
+    old = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *args, old=old, name=name, **more: made.append(name) or old(*args, **more))
+  model = t5x.load(str(directories / "gpt2"))
+  assert model.predict([TEXTS["gpt2"]], max_new_tokens=1)
+  assert sorted(made) == ["abstract", "load", "read_text"]
 
 
 def test_a_directory_without_its_tokenizer_and_options_that_are_not_there(directories, tmp_path):

@@ -169,7 +169,7 @@ def test_the_teacher_keeps_every_bit_and_a_run_resumes_to_the_same_ones(taught, 
   assert {"top1", "distillation_loss", "agreement", "teacher_correct"} <= told
   assert evaluate.main([f"--workdir={tmp_path}", "--evals=loss"]) == 0
   assert run(tmp_path, taught / "cache", *STUDENT, "--config.teacher.workdir=elsewhere") == 2
-  assert "elsewhere: found no such directory here, so it holds no run" in capsys.readouterr().err
+  assert "config.teacher.workdir: elsewhere is neither a directory here" in capsys.readouterr().err
 
 
 @pytest.mark.more
@@ -199,7 +199,7 @@ def test_a_finished_student_has_no_teacher(taught, tmp_path):
         '--config.teacher={{"workdir": "{folder}/none", "model": {{"name": "vit", "variant": "nano"}}}}',
         "--config.model.head.labels=1000",
       ),
-      "config.teacher.workdir: found '{folder}/none', which holds no run",
+      "config.teacher.workdir: found no directory {folder}/none",
     ),
   ],
 )
