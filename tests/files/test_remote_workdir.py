@@ -42,6 +42,6 @@ def test_evaluation_and_prediction_equal_those_of_a_local_workdir(server, tmp_pa
   one, other = made.values()
   assert one == other
   assert evaluate.main(["--workdir=gs://bucket/none"]) == 2
-  assert "gs://bucket/none/config.json: not found" in capsys.readouterr().err
+  assert "--workdir: gs://bucket/none holds no run" in capsys.readouterr().err
   assert evaluate.main(["--workdir=gs://bucket/run", "--suite=glue"]) == 2
   assert "--output=DIR" in capsys.readouterr().err

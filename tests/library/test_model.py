@@ -1,38 +1,27 @@
 """Any model through one function: a Hugging Face directory, a name of the Hub, an imported and a trained workdir."""
 
-import dataclasses
 import io
 import json
 import subprocess
 import sys
 import types
 
-import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 import published
+import published_models
 import t5x_like as t5x
+from published_models import FAMILIES
 from t5x_like import chat, evaluate, predict, train, vocabularies
-from t5x_like.architectures.design import Tokens
 from t5x_like.errors import UserError
 from t5x_like.interop import hf, hub
 from t5x_like.library.model import Options
-from t5x_like.models import bert, gpt, t5
 from t5x_like.nn import params
-from t5x_like.nn.dims import Dims
 from tests.runs import REPO
 from tools import convert_hf
 
 pytestmark = pytest.mark.usefixtures("compiled")
-DIMS = Dims(embed=16, heads=2, kv_heads=2, head_dim=8, mlp=32, layers=1)
-LEARNED = {"name": "learned", "length": 64}
-FAMILIES = {
-  "gpt2": (gpt, "gpt2", 360, {"position": LEARNED}, Tokens(None, 0, 0)),
-  "t5": (t5, "t5-v1_1-small", 256, {}, Tokens(0, 0, 1)),
-  "bert": (bert, "bert-base-uncased", 150, {"position": LEARNED}, Tokens(0, 2, 3)),
-}
 TEXTS = {"gpt2": "the quick brown", "t5": "the quick <extra_id_0> fox", "bert": "the quick [MASK] fox"}
 SHORT = ["total_steps=2", "batch_size=8", "eval_every=2", "evals={}", "checkpoint.every=2", "schedule.warmup_steps=1"]
 SHORT += ['mesh={"data": -1}', "model.remat=none", "model.dropout=0.0", "peak_flops=1e11", "task.length=16"]
@@ -42,14 +31,8 @@ SHORT += ['mesh={"data": -1}', "model.remat=none", "model.dropout=0.0", "peak_fl
 def directories(tmp_path_factory):
   """Hugging Face directories of small models with random weights, by kind."""
   root = tmp_path_factory.mktemp("published")
-  for kind, (family, name, table, design, tokens) in FAMILIES.items():
-    like = family.VARIANTS[name]
-    design = dataclasses.replace(like.design, **design)
-    variant = dataclasses.replace(like, dims=DIMS, vocab_size=table, design=design, tokens=tokens)
-    variant = dataclasses.replace(variant, head="mlm") if kind == "bert" else variant
-    model = jax.jit(lambda key, f=family, v=variant: f.Model(nnx.Rngs(params=key), variant=v))(jax.random.key(0))
-    hf.save(model, str(root / kind))
-    published.write(root / kind, kind)
+  for kind in FAMILIES:
+    published_models.write(root / kind, kind)
   return root
 
 

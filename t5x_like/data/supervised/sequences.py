@@ -8,7 +8,8 @@ token is every decoder's; the delimiter and the extract token are SEP and CLS. W
     decoder_input_tokens   start 5 6 delimiter 7 extract 0     decoder_segment_ids    1 1 1 1 1 1 0
     decoder_target_tokens  5 6 delimiter 7 extract 0 0         decoder_loss_weights   1 1 1 1 0 0 0
 
-A vocabulary without these pieces lends sentinels, see `vocabularies.special`.
+A vocabulary without these pieces lends sentinels, see `vocabularies.special`. Published vocabularies of decoders often
+have neither; EOS then stands in these places, which a causal model tells apart by the tokens before them.
 """
 
 from __future__ import annotations
@@ -111,8 +112,10 @@ class Delimited(Sequences):
   def __init__(self, store: ExampleStore, streams: Sequence[str], length: int):
     super().__init__(store, streams, length)
     between = ["sep"] * (len(streams) - 1)
-    after = [vocabularies.special(store.vocabulary, name) for name in (*between, "cls")]
-    self._ids = [vocabularies.start_id(store.vocabulary), *after]
+    vocabulary = store.vocabulary
+    lent = vocabulary.extra_ids > 0 or getattr(vocabulary, "cls_id", None) is not None
+    after = [vocabularies.special(vocabulary, name) if lent else vocabulary.eos_id for name in (*between, "cls")]
+    self._ids = [vocabularies.start_id(vocabulary), *after]
 
   def __call__(self, example_B, lengths_BD, skip_B=0) -> dict[str, np.ndarray]:
     tokens, ends_BD = self._joined(example_B, lengths_BD, skip_B, self._ids, 0, self._length + 1)
