@@ -14,7 +14,7 @@ from t5x_like.architectures.architecture import Batch, Dtype, Layers
 from t5x_like.architectures.build import chosen, computed
 from t5x_like.architectures.design import Design
 from t5x_like.architectures.grid_stack import GridStackBuilder
-from t5x_like.architectures.image_encoder import check
+from t5x_like.architectures.image_encoder import DropPathRates, check, path_depths
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, Dropout, subkey
@@ -99,6 +99,7 @@ class HybridEncoder(nnx.Module):
     head: str | dict | None = None,
     dropout: Rate = 0.0,
     drop_path: Rate = 0.0,
+    drop_path_rates: DropPathRates = "linear",
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",
@@ -111,20 +112,21 @@ class HybridEncoder(nnx.Module):
     options = computed(dropout, remat, layers, pipeline, drop_path)
     widths = (variant.stem, *variant.widths)
     norm = functools.partial(variant.design.make_norm, rngs=rngs)
-    mbconv = dict(expansion=variant.expansion, drop_path=drop_path)
+    places = [path_depths(drop_path_rates, variant.depths, stage) for stage in range(4)]
+    mbconv = functools.partial(MbConv, norm=norm, rngs=rngs, expansion=variant.expansion)
     self.first = Convolution(variant.channels, variant.stem, rngs, stride=2)
     self.first_norm = norm(variant.stem)
     self.second = Convolution(variant.stem, variant.stem, rngs)
     self.convolutions = nnx.List(
       [
-        MbConv(widths[stage + (block > 0)], widths[stage + 1], norm, rngs, first=block == 0, **mbconv)
+        mbconv(widths[stage + (block > 0)], widths[stage + 1], first=block == 0, drop_path=drop_path * place)
         for stage in (0, 1)
-        for block in range(variant.depths[stage])
+        for block, place in enumerate(places[stage])
       ]
     )
     self.remat = options["remat"]
-    self.third = TransformerStage(widths[2], variant, 2, rngs, options)
-    self.fourth = TransformerStage(widths[3], variant, 3, rngs, options)
+    self.third = TransformerStage(widths[2], variant, 2, rngs, options, places[2])
+    self.fourth = TransformerStage(widths[3], variant, 3, rngs, options, places[3])
     self.norm = norm(variant.dims.embed)
     given = dict(rngs=rngs, variant=variant, **options)
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
@@ -163,12 +165,12 @@ class HybridEncoder(nnx.Module):
 class TransformerStage(nnx.Module):
   """`project(pool(x)) + attention(pool(norm(x)))` and a feed-forward layer, then a stack of ordinary blocks."""
 
-  def __init__(self, inputs: int, variant: HybridVariant, stage: int, rngs: nnx.Rngs, options: dict):
+  def __init__(self, inputs: int, variant: HybridVariant, stage: int, rngs: nnx.Rngs, options: dict, places: tuple):
     dims, self.grid = variant.dims_of(stage), variant.grid_of(stage)
     if dims.embed % variant.head_dim:
       raise UserError(f"config.model.variant.widths: found {dims.embed}, expected a multiple of {variant.head_dim}")
     common = dict(causal=False, grid=self.grid, **options)
-    parts = GridStackBuilder(variant.design, dims, **common)
+    parts = GridStackBuilder(variant.design, dims, depths=places[1:], **common)
     if type(parts.inputs(rngs).position) is not Position:
       raise UserError(
         f"config.model.design.position: found {variant.design.position!r}, expected one between pairs of cells, as"
@@ -180,13 +182,13 @@ class TransformerStage(nnx.Module):
     self.project = Linear((inputs, dims.embed), ("embed", None), params.fan_in_normal(inputs), rngs, bias=True)
     self.norm, self.attention, self.mlp = entry.in_norm, entry.layer, block.mlp
     self.stack = parts.stack(rngs).without(final_norm=Identity()) if dims.layers else None
-    self.drop_path = options["drop_path"]
+    self.drop_path, self.place = options["drop_path"] * places[0], places[0]
 
   def __call__(self, x_BYXC: jax.Array, key: jax.Array | None):
     """Return ([B, Y / 2, X / 2, D], auxiliary scalars)."""
     B, D = len(x_BYXC), self.project.kernel.shape[-1]
     pos = positions(self.grid.length)
-    context = Context(mask=Mask(pos, pos, aligned=True))
+    context = Context(mask=Mask(pos, pos, aligned=True), depth=jnp.full((1,), self.place))
     entering_BTD = pooled(self.norm(x_BYXC)).reshape(B, self.grid.length, -1)
     y_BTD, _, _ = self.attention(entering_BTD, context, None, subkey(key, 0))
     y_BTD = Dropout(self.drop_path, (-2, -1))(y_BTD, subkey(key, 1))

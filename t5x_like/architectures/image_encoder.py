@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import positions
 from t5x_like.slots import Count, Positive, Rate
+
+DropPathRates = Literal["linear", "uniform"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,8 @@ class ImageEncoder(nnx.Module):
     variant: a name in `VARIANTS`, or an `ImageVariant`. All arguments but `rngs` are keys of `config.model`.
     resolution, patch, channels, class_tokens, head: None for the variant's.
     dropout: rate, wherever the design applies dropout.
-    drop_path: rate at which training skips a sublayer for an image (Huang et al. 2016), the same in all layers.
+    drop_path: rate at which training skips a sublayer of the last layer for an image (Huang et al. 2016).
+    drop_path_rates: "linear" from 0 in the first layer to `drop_path` in the last, or "uniform" in all (DeiT III).
     dtype, remat, layers, pipeline, design: see `architectures.architecture.Architecture`.
   Raises:
     UserError: names the key, its value and the expected one.
@@ -84,6 +87,7 @@ class ImageEncoder(nnx.Module):
     head: str | dict | None = None,
     dropout: Rate = 0.0,
     drop_path: Rate = 0.0,
+    drop_path_rates: DropPathRates = "linear",
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",
@@ -94,6 +98,7 @@ class ImageEncoder(nnx.Module):
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     self.dtype = jnp.dtype(dtype)
     options = computed(dropout, remat, layers, pipeline, drop_path)
+    self.drop_path_rates = drop_path_rates
     self.build(rngs, **options)
     self.NEEDS = ("image", *getattr(self.head, "places", ()))
 
@@ -109,7 +114,9 @@ class ImageEncoder(nnx.Module):
     )
     self.tokens = params.param(rngs, init, (E, dims.embed), (None, "embed")) if E else None
     deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
-    parts = GridStackBuilder(variant.design, dims, causal=False, deepnorm=deepnorm, grid=variant.grid, **options)
+    depths = path_depths(self.drop_path_rates, (dims.layers,), 0)
+    common = dict(causal=False, deepnorm=deepnorm, grid=variant.grid, depths=depths)
+    parts = GridStackBuilder(variant.design, dims, **common, **options)
     self.inputs = parts.inputs(rngs)
     self.encoder = parts.stack(rngs)
     given = dict(rngs=rngs, variant=variant, **options)
@@ -162,6 +169,16 @@ class ImageEncoder(nnx.Module):
       x_BTD = jnp.concatenate([tokens_BED, x_BTD], axis=1)
     x_BTD = self.inputs(x_BTD, pos, None, subkey(key, 0))
     return encoded(self.encoder, x_BTD, pos, subkey(key, 1), aligned=kept_BK is None)
+
+
+def path_depths(rates: DropPathRates, layers: tuple[int, ...], stage: int) -> tuple[float, ...]:
+  """Return the drop-path rates of a stage's layers as shares of the model's: the depth from 0 to 1, or 1 if uniform.
+
+  Args:
+    layers: numbers of layers of all stages.
+  """
+  before, last = sum(layers[:stage]), max(sum(layers) - 1, 1)
+  return tuple(1.0 if rates == "uniform" else (before + n) / last for n in range(layers[stage]))
 
 
 def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:

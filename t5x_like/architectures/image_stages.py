@@ -11,7 +11,7 @@ from t5x_like import slots
 from t5x_like.architectures import heads
 from t5x_like.architectures.design import Design
 from t5x_like.architectures.grid_stack import GridStackBuilder
-from t5x_like.architectures.image_encoder import ImageEncoder
+from t5x_like.architectures.image_encoder import ImageEncoder, path_depths
 from t5x_like.errors import UserError
 from t5x_like.nn.block import collect
 from t5x_like.nn.dims import Dims, subkey
@@ -86,17 +86,12 @@ class StagedVariant:
     """The grid of the patches."""
     return self.grids[0]
 
-  def places(self, stage: int) -> tuple[float, ...]:
-    """Return the depth of each layer of a stage among all layers, from 0 to 1."""
-    first, last = sum(self.depths[:stage]), max(sum(self.depths) - 1, 1)
-    return tuple((first + n) / last for n in range(self.depths[stage]))
-
 
 class Stage(nnx.Module):
   """An optional entry layer, which makes the stage's tokens from the previous stage's, and an optional stack of blocks.
 
   Args:
-    place: depth of the entry in the model, from 0 to 1.
+    place: drop-path rate of the entry as a share of the model's.
     length: sequence length for the positions shared by the stack.
   """
 
@@ -125,8 +120,7 @@ class Stage(nnx.Module):
 class StagedEncoder(ImageEncoder):
   """Patches, stages of bidirectional blocks, a norm and a head, which reads the mean of the last stage's tokens.
 
-  It takes the arguments of every image encoder. The drop-path rate grows linearly from 0 in the first layer to
-  `drop_path` in the last. Families define `patches_of` and `stage_of`.
+  It takes the arguments of every image encoder. Families define `patches_of` and `stage_of`.
   """
 
   VARIANTS: ClassVar[dict[str, StagedVariant]] = {}
@@ -143,6 +137,10 @@ class StagedEncoder(ImageEncoder):
 
   def input_design(self) -> Design:
     return self.variant.design
+
+  def places(self, stage: int) -> tuple[float, ...]:
+    """Return the drop-path rates of a stage's layers as shares of the model's."""
+    return path_depths(self.drop_path_rates, self.variant.depths, stage)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant, design = self.variant, self.variant.design

@@ -64,7 +64,7 @@ class PoolingEncoder(StagedEncoder):
 
   def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
     variant, dims, grid = self.variant, self.variant.stages[number], self.variant.grids[number]
-    places, kv_stride = variant.places(number), max(variant.kv_stride >> number, 1)
+    places, kv_stride = self.places(number), max(variant.kv_stride >> number, 1)
     given = dict(causal=False, grid=grid, kv_stride=kv_stride, **options)
     entry = None
     if number:

@@ -107,7 +107,7 @@ class WindowEncoder(StagedEncoder):
 
   def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
     variant, (window, shift) = self.variant, self.variant.window_of(number)
-    dims, grid, places = variant.stages[number], variant.grids[number], variant.places(number)
+    dims, grid, places = variant.stages[number], variant.grids[number], self.places(number)
     stack = WindowStack(
       self._design(number),
       dims,

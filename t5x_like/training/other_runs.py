@@ -52,7 +52,7 @@ _TRAINING = (
 _NEW = ("head/", "scores/")
 _OFF = ("dropout", "drop_path")  # of a teacher
 # Keys of config.model that a run with `init` keeps; the others come from the run it starts from.
-_KEPT = "head scores dropout drop_path resolution window pretrained_windows dtype layers remat".split()
+_KEPT = "head scores dropout drop_path drop_path_rates resolution window pretrained_windows dtype layers remat".split()
 
 
 def with_model(config: ConfigDict, model: dict[str, Any], where: str) -> ConfigDict:

@@ -150,7 +150,7 @@ def test_every_pixel_is_seen():
 def test_a_dropped_path_leaves_examples_out_whole():
   chosen = case(dims=Dims(16, 4, 4, 4, 32, 1))
   batch = families.whole(chosen, 8)
-  model = families.model(chosen, drop_path=0.5)
+  model = families.model(chosen, drop_path=0.5, drop_path_rates="uniform")
   plain = np.asarray(families.model(chosen)(batch)["logits"])
   close(np.asarray(model(batch)["logits"]), plain)
   runs = [np.asarray(model(batch, jax.random.key(n))["logits"]) for n in range(6)]

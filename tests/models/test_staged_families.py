@@ -1,7 +1,5 @@
 """Families in stages: what a window sees, plain numpy's MViT v2, another window, and what cannot be."""
 
-import dataclasses
-
 import families
 import jax
 import jax.numpy as jnp
@@ -12,6 +10,7 @@ from test_families import close
 from test_image_families import case
 
 import more
+from t5x_like.architectures.image_encoder import path_depths
 from t5x_like.architectures.windows import Merging, WindowAttention
 from t5x_like.errors import UserError
 from t5x_like.interop.families import swin as swin_files
@@ -62,7 +61,7 @@ def test_merging_puts_squares_side_by_side():
 
 def test_rates_of_dropped_paths_grow_from_layer_to_layer():
   chosen = case("swin", depths=(1, 1))
-  places = [dataclasses.replace(chosen.variant, depths=(2, 4), heads=(2, 4)).places(n) for n in range(2)]
+  places = [path_depths("linear", (2, 4), n) for n in range(2)]
   np.testing.assert_allclose(sum(places, ()), np.linspace(0, 1, 6))
   model, batch = families.model(chosen, drop_path=0.9), families.whole(chosen, 8)
 
