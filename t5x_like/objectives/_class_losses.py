@@ -14,32 +14,39 @@ def label_losses(
   Args:
     logits_BV: any float dtype; computed in float32.
     batch: `label` int32 [B] and `example_weights` float32 [B]; for mixed examples also `other_label` int32 [B] and
-      `label_share` float32 [B], the share of `label`, which weights the losses of the two labels.
-    loss: one of `LABEL_LOSSES`: cross-entropy, or the mean of the binary cross-entropies of all classes (DeiT III).
+      `label_share` float32 [B], the share of `label` in the image.
+    label_smoothing: probability spread evenly over all classes, the label's among them, as in torch and timm.
+    loss: one of `LABEL_LOSSES`: cross-entropy, weighted by the shares of the two labels, or the mean of the binary
+      cross-entropies of all classes, where both labels are right whatever their shares (DeiT III).
   """
-  label_B, weights_B = batch["label"], batch["example_weights"]
-  shares = [(label_B, weights_B)]
+  shares = [(batch["label"], jnp.ones_like(batch["example_weights"]))]
   if "other_label" in batch:
     share_B = batch["label_share"]
-    shares = [(label_B, weights_B * share_B), (batch["other_label"], weights_B * (1.0 - share_B))]
-  found = [LABEL_LOSSES[loss](logits_BV.astype(jnp.float32), *one, label_smoothing) for one in shares]
+    shares = [(batch["label"], share_B), (batch["other_label"], 1.0 - share_B)]
+  logits_BV = logits_BV.astype(jnp.float32)
+  even = label_smoothing * (1.0 - 1.0 / logits_BV.shape[-1])  # the part that leaves the label
+  found = [_cross_entropy(logits_BV, label_B, batch["example_weights"] * share_B, even) for label_B, share_B in shares]
   total, sums = jax.tree.map(lambda *x: sum(x), *found)
+  if loss == "sigmoid":
+    total, sums["loss"] = _binary(logits_BV, shares, batch["example_weights"], label_smoothing)
   return total, {name: sums[name] for name in ("loss", "correct", "weights")}
 
 
-def _softmax(logits_BV: jax.Array, label_B: jax.Array, weights_B: jax.Array, label_smoothing: float):
+def _cross_entropy(logits_BV: jax.Array, label_B: jax.Array, weights_B: jax.Array, label_smoothing: float):
   return token_losses(logits_BV[:, None], label_B[:, None], weights_B[:, None], label_smoothing, 0.0)
 
 
-def _sigmoid(logits_BV: jax.Array, label_B: jax.Array, weights_B: jax.Array, label_smoothing: float):
+def _binary(logits_BV: jax.Array, shares: list, weights_B: jax.Array, label_smoothing: float):
+  """Return (loss sum, the same without smoothing)."""
   V = logits_BV.shape[-1]
-  target_B = jnp.take_along_axis(logits_BV, label_B[:, None], axis=-1)[:, 0]
-  low, high = label_smoothing / max(V - 1, 1), 1.0 - label_smoothing
+  right_BV = sum((share_B > 0)[:, None] * jax.nn.one_hot(label_B, V) for label_B, share_B in shares)
+  right_BV = jnp.minimum(right_BV, 1.0)  # two images of one class
   # The binary cross-entropy of a target y is softplus(x) - y x.
-  softplus_B, total_B = jnp.mean(jax.nn.softplus(logits_BV), axis=-1), jnp.sum(logits_BV, axis=-1)
-  smoothed_B = softplus_B - ((high - low) * target_B + low * total_B) / V
-  each = {"loss": softplus_B - target_B / V, "correct": target_B >= jnp.max(logits_BV, axis=-1), "weights": 1.0}
-  return jnp.sum(smoothed_B * weights_B), {name: jnp.sum(x * weights_B) for name, x in each.items()}
+  losses = (
+    jnp.mean(jax.nn.softplus(logits_BV) - target_BV * logits_BV, axis=-1)
+    for target_BV in ((1.0 - label_smoothing) * right_BV + label_smoothing / V, right_BV)
+  )
+  return tuple(jnp.sum(loss_B * weights_B) for loss_B in losses)
 
 
-LABEL_LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}
+LABEL_LOSSES = ("softmax", "sigmoid")

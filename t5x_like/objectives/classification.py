@@ -16,9 +16,9 @@ class Objective(Base):
   """Cross-entropy of `label` int32 [B], or the squared error where `label` is float32 [B] and the head has one output.
 
   Attributes:
-    label_smoothing: probability moved from the label to the others.
+    label_smoothing: probability spread evenly over all classes, the label's among them.
     loss: of classes, `softmax`, or `sigmoid`: the mean of the binary cross-entropies of all classes, where mixed
-      examples belong to both classes (DeiT III, Touvron et al. 2022, section 3.2).
+      examples belong to both classes, whatever their shares (DeiT III, Touvron et al. 2022, section 3.2).
   """
 
   beside = ("encoder_input_tokens", "image")
@@ -35,7 +35,7 @@ class Objective(Base):
 
     Args:
       batch: the model's features, `label` [B] and `example_weights` float32 [B]; for mixed examples also `other_label`
-        int32 [B] and `label_share` float32 [B], the share of `label`, which weights the losses of the two labels.
+        int32 [B] and `label_share` float32 [B], the share of `label` in the image.
       key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `correct` (classification only), `weights`, and the scalars of the model.

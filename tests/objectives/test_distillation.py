@@ -62,12 +62,11 @@ def test_both_losses_are_those_of_the_paper_and_no_gradient_reaches_the_teacher(
   own, to_teacher = (outputs.get(f"{n}_logits", outputs["logits"]) for n in ("class", "distillation"))
   if student is deit:
     np.testing.assert_allclose(outputs["logits"], (own + to_teacher) / 2, rtol=1e-6)
-  target = (
-    0.9 * np.eye(V)[[data["label"], data["other_label"]]]
-    + 0.1 / (V - 1) * (1 - np.eye(V))[[data["label"], data["other_label"]]]
-  )
+  even = 0.1 / V  # spread over all classes, as torch's and timm's
+  target = 0.9 * np.eye(V)[[data["label"], data["other_label"]]] + even
   target = data["label_share"][:, None] * target[0] + (1 - data["label_share"][:, None]) * target[1]
-  free = 0.9 * np.log(0.9) + 0.1 * np.log(0.1 / (V - 1))  # of a perfect prediction, as everywhere here
+  best = 0.9 + even
+  free = best * np.log(best) + (V - 1) * even * np.log(even)  # of a perfect prediction, as everywhere here
   labels = -(target * log_softmax(own)).sum(-1) + free
   hard = -log_softmax(to_teacher)[np.arange(B), taught.argmax(-1)]
   p, q = log_softmax(taught / 3), log_softmax(np.asarray(to_teacher, np.float64) / 3)
@@ -85,13 +84,15 @@ def test_both_losses_are_those_of_the_paper_and_no_gradient_reaches_the_teacher(
     assert all((np.abs(g).max() > 0) != n.startswith("reference/") for n, g in gradients.items())
 
 
-def test_the_loss_of_every_class_is_the_mean_of_binary_cross_entropies():
+def test_the_loss_of_every_class_is_the_mean_of_binary_cross_entropies_and_both_classes_of_a_mixture_are_right():
   made, data = small(vit, "image_classification"), batch()
+  data["label_share"] = np.linspace(0, 1, len(data["label"])).astype(np.float32)  # the first is all the other's
+  data["other_label"][1] = data["label"][1]
   p, share = special.expit(np.asarray(made(data)["logits"], np.float64)), data["label_share"][:, None]
   one, other = (np.eye(V)[data[name]] for name in ("label", "other_label"))
   for smoothing in (0.0, 0.2):
-    target = share * one + (1 - share) * other
-    for kept, expected in ((target, "loss"), ((1 - smoothing) * target + smoothing / (V - 1) * (1 - target), "total")):
+    target = np.maximum((share > 0) * one, (share < 1) * other)
+    for kept, expected in ((target, "loss"), ((1 - smoothing) * target + smoothing / V, "total")):
       each = -(kept * np.log(p) + (1 - kept) * np.log1p(-p)).mean(-1)
       total, sums = Classification(loss="sigmoid", label_smoothing=smoothing)(made, data)
       found = total if expected == "total" else sums["loss"]

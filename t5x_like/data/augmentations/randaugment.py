@@ -1,4 +1,8 @@
-"""RandAugment: random ones of fourteen changes, at one magnitude (Cubuk et al. 2020, arXiv:1909.13719)."""
+"""RandAugment: some of fifteen random changes, at one magnitude with noise (Cubuk et al. 2020, arXiv:1909.13719).
+
+The rule is timm's `rand-m9-mstd0.5-inc1`, which DeiT, Swin, MAE, MViT and ConvNeXt name: changes grow with the
+magnitude, each is left out half of the time, and each has a magnitude of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +10,97 @@ import math
 
 from t5x_like.data.augmentations import Augmentation, _pixels
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.slots import Positive
+from t5x_like.slots import NotNegative, Positive
+
+NAMES = (
+  "auto_contrast equalize invert rotate posterize solarize solarize_add color contrast brightness sharpness shear_x"
+  " shear_y translate_x translate_y"
+).split()
+NUMBERS = 4  # random numbers of one change
+_HIGHEST = 10.0
 
 
-def changes(image: tf.Tensor, size: tf.Tensor, sign: tf.Tensor) -> list:
-  """Return the changes as functions without arguments.
+def drawn(
+  u: tf.Tensor, magnitude: float, deviation: float, probability: float
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Draw changes.
 
   Args:
-    size: the magnitude as a share of its range, 0 to 1.
-    sign: 1 or -1.
+    u: float32 [..., NUMBERS] in [0, 1).
+    magnitude, deviation: mean and standard deviation of the magnitude, before it is cut off at 0 and 10.
+    probability: of making the change at all.
+  Returns:
+    (int32 [...], the number of the change in `NAMES`, or -1 for none; float32 [...], the magnitude; float32 [...], 1 or
+    -1).
   """
-  signed, shape = size * sign, tf.cast(tf.shape(image), tf.float32)
+  which = tf.where(u[..., 1] < probability, tf.cast(u[..., 0] * len(NAMES), tf.int32), -1)
+  noise = tf.math.ndtri(tf.clip_by_value(u[..., 2], 1e-7, 1 - 1e-7))
+  level = tf.clip_by_value(magnitude + deviation * noise, 0.0, _HIGHEST)
+  return which, level, tf.where(u[..., 3] < 0.5, -1.0, 1.0)
+
+
+def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[float, ...]) -> list:
+  """Return the changes as functions without arguments, in the order of `NAMES`.
+
+  Args:
+    image: float32 [Y, X, C] in 0 to 255.
+    level: the magnitude, 0 to 10.
+    sign: 1 or -1.
+    fill: the colour of what an affine map takes from outside the image, one number per channel, in 0 to 255.
+  """
+  size, shape = level / _HIGHEST, tf.cast(tf.shape(image), tf.float32)
+  signed = size * sign
   angle = signed * (30 * math.pi / 180)
-  factor = 1.0 + 0.9 * signed
+  factor = tf.maximum(0.1, 1.0 + 0.9 * signed)
   cos, sin = tf.cos(angle), tf.sin(angle)
+
+  def moved(*matrix) -> tf.Tensor:
+    colour = tf.constant(fill, tf.float32)
+    return _pixels.clipped(_pixels.affine(image - colour, list(matrix), fill=0.0) + colour)
+
+  shear, shift = 0.3 * signed, 0.45 * signed
   return [
-    lambda: image,
-    lambda: _pixels.affine(image, [1.0, 0.3 * signed, 0.0, 0.0, 1.0, 0.0]),  # shear
-    lambda: _pixels.affine(image, [1.0, 0.0, 0.0, 0.3 * signed, 1.0, 0.0]),
-    lambda: _pixels.affine(image, [1.0, 0.0, 0.45 * signed * shape[1], 0.0, 1.0, 0.0]),  # shift
-    lambda: _pixels.affine(image, [1.0, 0.0, 0.0, 0.0, 1.0, 0.45 * signed * shape[0]]),
-    lambda: _pixels.affine(image, [cos, sin, 0.0, -sin, cos, 0.0]),
-    lambda: _pixels.brightness(image, factor),
-    lambda: _pixels.saturation(image, factor),
-    lambda: _pixels.contrast(image, factor),
-    lambda: _pixels.sharpness(image, factor),
-    lambda: _pixels.posterize(image, 8 - tf.cast(tf.round(4 * size), tf.int32)),
-    lambda: _pixels.solarize(image, 256.0 * (1.0 - size)),
     lambda: _pixels.autocontrast(image),
     lambda: _pixels.equalize(image),
+    lambda: 255.0 - image,
+    lambda: moved(cos, -sin, 0.0, sin, cos, 0.0),
+    lambda: _pixels.posterize(image, 4 - tf.cast(4 * size, tf.int32)),
+    lambda: _pixels.solarize(image, 256.0 - tf.floor(256 * size)),
+    lambda: tf.where(image < 128.0, _pixels.clipped(image + tf.floor(110 * size)), image),
+    lambda: _pixels.saturation(image, factor),
+    lambda: _pixels.contrast(image, factor),
+    lambda: _pixels.brightness(image, factor),
+    lambda: _pixels.sharpness(image, factor),
+    lambda: moved(1.0, shear, shear * shape[0] / 2, 0.0, 1.0, 0.0),  # about the corner, as Pillow's
+    lambda: moved(1.0, 0.0, 0.0, shear, 1.0, shear * shape[1] / 2),
+    lambda: moved(1.0, 0.0, shift * shape[1], 0.0, 1.0, 0.0),
+    lambda: moved(1.0, 0.0, 0.0, 0.0, 1.0, shift * shape[0]),
   ]
 
 
-_CHANGES = 14
+def make(
+  mean: tuple,
+  *,
+  ops: Positive = 2,
+  magnitude: NotNegative = 9.0,
+  deviation: NotNegative = 0.5,
+  probability: NotNegative = 0.5,
+) -> Augmentation:
+  """Make `ops` random changes, of which one may occur twice.
 
-
-def make(*, ops: Positive = 2, magnitude: float = 9.0) -> Augmentation:
-  """Make `ops` changes at a `magnitude` of 0 to 10; the direction of each change is random."""
+  Args:
+    magnitude: mean of the magnitudes, of 10.
+    deviation: standard deviation of the magnitudes.
+    probability: of making each of the changes; otherwise it is left out.
+  """
+  fill = tuple(min(255.0, round(255 * m)) for m in mean)
 
   def apply(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
+    channels = image_YXC.shape[-1]
     for number in range(ops):
-      which, sign = tf.cast(u_N[2 * number] * _CHANGES, tf.int32), tf.sign(u_N[2 * number + 1] - 0.5 + 1e-9)
-      channels = image_YXC.shape[-1]
-      image_YXC = tf.switch_case(which, changes(image_YXC, tf.constant(magnitude / 10), sign))
-      image_YXC = tf.ensure_shape(image_YXC, [None, None, channels])
+      which, level, sign = drawn(u_N[NUMBERS * number : NUMBERS * (number + 1)], magnitude, deviation, probability)
+      made = [lambda image=image_YXC: image, *changes(image_YXC, level, sign, fill)]
+      image_YXC = tf.ensure_shape(tf.switch_case(which + 1, made), [None, None, channels])
     return image_YXC
 
-  return Augmentation(2 * ops, apply)
+  return Augmentation(NUMBERS * ops, apply)

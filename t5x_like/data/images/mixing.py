@@ -20,17 +20,19 @@ _TABLE = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-  """The mixing of images. An alpha of 0 turns its method off; with both on, each is used half of the time.
+  """The mixing of images. An alpha of 0 turns its method off.
 
   Attributes:
     mixup: alpha of the Beta distribution of mixup's share (Zhang et al. 2018; DeiT takes 0.8).
     cutmix: alpha of the Beta distribution of CutMix's share (Yun et al. 2019; DeiT takes 1.0).
     probability: probability of mixing an image at all.
+    switch: probability of CutMix where both are on.
   """
 
   mixup: float = 0.0
   cutmix: float = 0.0
   probability: float = 1.0
+  switch: float = 0.5
 
   def wanted(self, u_BN: tf.Tensor) -> tf.Tensor:
     """Return whether images are mixed, bool [B], from their random numbers, float32 [B, NUMBERS] in [0, 1)."""
@@ -38,7 +40,7 @@ class Mixing:
 
   def __call__(self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return (the mixed image, the share of the first in it); the first image alone if no mixing is wanted."""
-    cuts = u_N[1] < (0.5 if self.mixup and self.cutmix else float(self.cutmix > 0))
+    cuts = u_N[1] < (self.switch if self.mixup and self.cutmix else float(self.cutmix > 0))
     share = tf.where(cuts, _beta(self.cutmix, u_N[2]), _beta(self.mixup, u_N[2]))
     shape = tf.shape(image_YXC)
     Y, X = tf.cast(shape[0], tf.float32), tf.cast(shape[1], tf.float32)

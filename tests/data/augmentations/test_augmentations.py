@@ -7,7 +7,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from t5x_like import slots
 from t5x_like.data import augmentations
-from t5x_like.data.augmentations import _box, _pixels
+from t5x_like.data.augmentations import _box, _pixels, randaugment
 from t5x_like.data.images.mixing import NUMBERS, Mixing, _beta
 from t5x_like.data.quiet_tensorflow import tf
 
@@ -102,3 +102,49 @@ def test_shares_have_the_beta_distribution(alpha):
   assert (
     scipy.stats.kstest(found, scipy.stats.beta(alpha, alpha).cdf).statistic < 0.02
   )  # near 0 and 1, float32 is coarse
+
+
+def test_randaugment_draws_changes_and_magnitudes_by_timms_rule():
+  """`rand-m9-mstd0.5-inc1`: any of 15 changes, left out half of the time, at clip(N(9, 0.5), 0, 10), either way."""
+  u = np.random.default_rng(0).random((10_000, randaugment.NUMBERS), np.float32)
+  which, level, sign = (x.numpy() for x in randaugment.drawn(tf.constant(u), 9.0, 0.5, 0.5))
+  counts = np.bincount(which + 1, minlength=16)
+  assert len(randaugment.NAMES) == 15 and abs(counts[0] / 10_000 - 0.5) < 0.02
+  assert scipy.stats.chisquare(counts[1:]).pvalue > 0.01
+  below = level[level < 10]
+  assert abs((level == 10).mean() - scipy.stats.norm.sf(2)) < 0.005 and level.max() == 10
+  assert scipy.stats.kstest(below, scipy.stats.truncnorm(-18, 2, 9, 0.5).cdf).pvalue > 0.01
+  assert abs(sign.mean()) < 0.03 and abs(np.corrcoef(sign, which)[0, 1]) < 0.03
+
+
+def test_randaugment_makes_one_change_after_another_or_none():
+  made = randaugment.make((0.5,) * 3, ops=2, deviation=0.0)
+  apply = tf.function(lambda u: made.apply(tf.constant(PHOTO, tf.float32), u))
+  invert, left_out = [2.5 / 15, 0.1, 0.5, 0.9], [2.5 / 15, 0.6, 0.5, 0.9]
+  photo = PHOTO.astype(np.float32)
+  for numbers, expected in ((invert + left_out, 255 - photo), (invert + invert, photo), (left_out + left_out, photo)):
+    np.testing.assert_array_equal(apply(tf.constant(numbers, tf.float32)).numpy(), expected)
+
+
+_INCREASING = {  # at level 9 and sign 1: Pillow's arithmetic, how many levels apart
+  "invert": (ImageOps.invert, 0),
+  "posterize": (lambda im: ImageOps.posterize(im, 1), 0),
+  "solarize": (lambda im: ImageOps.solarize(im, 256 - 230), 0),
+  "solarize_add": (lambda im: im.point([min(255, i + 99) if i < 128 else i for i in range(256)] * 3), 0),
+  "color": (lambda im: ImageEnhance.Color(im).enhance(1.81), 2),
+  "sharpness": (lambda im: ImageEnhance.Sharpness(im).enhance(1.81), 2),
+  "shear_x": (lambda im: im.transform(im.size, Image.AFFINE, (1, 0.27, 0, 0, 1, 0), Image.BILINEAR, fillcolor=GREY), 2),
+  "shear_y": (lambda im: im.transform(im.size, Image.AFFINE, (1, 0, 0, 0.27, 1, 0), Image.BILINEAR, fillcolor=GREY), 2),
+}
+GREY = (124, 116, 104)
+
+
+@pytest.mark.parametrize("name", _INCREASING)
+def test_changes_of_randaugment_are_timms(name):
+  theirs, levels = _INCREASING[name]
+  image = tf.constant(PHOTO, tf.float32)
+  found = randaugment.changes(image, tf.constant(9.0), tf.constant(1.0), GREY)[randaugment.NAMES.index(name)]().numpy()
+  different = np.abs(found - np.asarray(theirs(PILLOW)).astype(np.float32))[1:-1, 1:-1]
+  if name.startswith("shear"):  # the border of the image blends differently
+    different = np.sort(different.reshape(-1))[: int(0.9 * different.size)]
+  assert different.max() <= levels + 0.5

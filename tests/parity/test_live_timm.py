@@ -1,0 +1,38 @@
+"""The golden files from timm, against the timm that is installed."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from parity import timm_groups
+from t5x_like.data.augmentations import randaugment
+from t5x_like.data.quiet_tensorflow import tf
+
+pytestmark = pytest.mark.parity
+
+
+def test_the_groups_of_parameters_are_timms():
+  pytest.importorskip("timm")
+  assert json.loads(timm_groups.GOLDEN.read_text()) == json.loads(timm_groups.text(timm_groups.golden()))
+
+
+def test_each_change_of_randaugment_is_timms(monkeypatch):
+  """On a smooth photograph, at two magnitudes and both signs; the interpolation of edges differs."""
+  auto = pytest.importorskip("timm.data.auto_augment")
+  rows, columns = np.mgrid[:64, :48]
+  waves = (np.sin(rows / 9), np.cos(columns / 7), np.sin((rows + columns) / 11))
+  photo = np.clip(127 + 90 * np.stack(waves, -1), 0, 255).astype(np.uint8)
+  names = [op.name for op in auto.rand_augment_transform("rand-m9-mstd0.5-inc1").ops]
+  plain = lambda name: "".join(c for c in name.lower() if c.isalpha()).replace("increasing", "").replace("rel", "")  # noqa: E731
+  assert [plain(name) for name in names] == [plain(name) for name in randaugment.NAMES]
+  given = {"interpolation": Image.BILINEAR, "img_mean": (124, 116, 104)}
+  for level in (4.3, 9.0):
+    for sign in (1.0, -1.0):
+      monkeypatch.setattr(auto.random, "random", lambda sign=sign: 0.4 if sign > 0 else 0.6)
+      ours = randaugment.changes(tf.constant(photo, tf.float32), tf.constant(level), tf.constant(sign), (124, 116, 104))
+      for name, change in zip(names, ours, strict=True):
+        op = auto.AugmentOp(name, prob=1.0, magnitude=level, hparams=given)
+        apart = np.abs(change().numpy() - np.asarray(op(Image.fromarray(photo))).astype(np.float32))
+        assert np.quantile(apart, 0.95) <= 3, (name, level, sign, np.quantile(apart, 0.95))
