@@ -80,7 +80,8 @@ All figures are for one device and one step:
 - **GB** are 10^9 bytes.
 - **Sent** counts the bytes that a device sends around rings. In brackets stands the least that parameters and gradients
   need, with the token table gathered like any other parameter. Programs that exchange token vectors send less.
-- **Seconds** are a lower bound.
+- **Seconds** are an estimate: the compiler's cycles, attention kernels at a measured share of the peak rate, and the
+  links that the slice has. Gaps between operations are left out.
 - **Compiling** is CPU time on busy cores. Idle cores need up to a third less.
 
 Two kinds of traffic explain most of the difference from the least:

@@ -24,6 +24,7 @@ from t5x_like.planning.hlo import Instruction, Program, elements, type_bytes
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 _KINDS = (*KINDS, "collective-broadcast")
 _STARTS = '"AsyncCollectiveStart"'
+_RING = '"emitter":"1D'
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_target="\{[\d,]+\}x\{0:(\d+)\}",_xla_megascale_transfer_type="(\w+)"')
 
 
@@ -38,6 +39,7 @@ class Collective:
     bytes: bytes of the results (operands for all-reduce, reduce-scatter, all-to-all), over all executions.
     ring_bytes: the bytes that one device sends.
     asynchronous: whether it overlaps with other work.
+    ring: whether the program sends it around one ring through all devices of a group, not along each dimension.
     where: the traced operation behind the largest collective.
     group: a group of devices that runs the largest collective.
   """
@@ -46,6 +48,7 @@ class Collective:
   axes: str
   devices: int
   asynchronous: bool
+  ring: bool = False
   count: int = 0
   bytes: float = 0.0
   ring_bytes: float = 0.0
@@ -85,7 +88,7 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
       if scattered:
         kind = "reduce-scatter"
       axes = _axes(groups, mesh, kind)
-      key = (kind, axes, n, asynchronous)
+      key = (kind, axes, n, asynchronous, _RING in instruction.rest)
       row = found.setdefault(key, Collective(*key))
       row.count += times
       row.bytes += times * sent

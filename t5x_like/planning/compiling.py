@@ -23,7 +23,7 @@ from t5x_like.files import outputs
 from t5x_like.nn import params
 from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.parallel.rules import rows_by_process
-from t5x_like.planning import hardware, minimum, products, search, steps
+from t5x_like.planning import hardware, minimum, products, roofline, search, steps
 from t5x_like.planning.collectives import Collective, collectives
 from t5x_like.planning.hlo import Program
 from t5x_like.training import compilation
@@ -64,6 +64,8 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     "features": {name: list(feature.shape) for name, feature in task.features.items()},
     "rows": _rows(rules, config.batch_size),
     "model_flops": step.model_flops,
+    "tokens": step.tokens,
+    "unit": "images" if "image" in step.batch else "tokens",
     "memory": {
       "hbm": topology.chip.memory if topology.chip else None,
       "params": steps.shard_bytes(parts.state.params),
@@ -72,6 +74,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     },
     "minimum_ring_gigabytes": sum(least.values()) / _GIGA,
     "minimum": least,
+    "weight_bytes": minimum.weight_bytes(named, rules, itemsize),
   }
   start = time.perf_counter()
   with cores_used() as used:
@@ -156,9 +159,11 @@ def _memory(kinds: dict[str, float | None], found) -> dict[str, Any]:
 def _costs(told, topology: hardware.Topology, program: Program, rows: list[Collective], mesh_devices) -> dict[str, Any]:
   """Return FLOPs, bytes sent, and an estimate of their time."""
   executed = products.flops(program)
+  attention, unknown = products.kernels(program)
   costs = {
-    "hlo_flops": executed,
-    "kernels": products.kernels(program),
+    "hlo_flops": executed + attention,
+    "kernel_flops": attention,
+    "kernels_not_counted": unknown,
     "collectives": [row.row() for row in rows],
     "ring_gigabytes": sum(row.ring_bytes for row in rows) / _GIGA,
     "loops_not_counted": program.unknown,
@@ -167,21 +172,24 @@ def _costs(told, topology: hardware.Topology, program: Program, rows: list[Colle
     return costs
   chip, flat = topology.chip, mesh_devices.reshape(-1)
   peak, _ = compilation.peak_flops(flat[0])
-  expected = products.cycles(program) / chip.clock
   waiting = {True: 0.0, False: 0.0}
   for row in rows:
-    waiting[row.asynchronous] += hardware.seconds(row.ring_bytes, [flat[i] for i in row.group], chip)
-  multiplying = max(executed, told["model_flops"] / len(flat)) / peak  # the program's FLOPs leave out kernels
-  busy = max(multiplying, expected)
-  total = max(busy, waiting[True]) + waiting[False]
-  costs["seconds"] = {
-    "products": multiplying,
-    "compiler": expected,
+    group = [flat[i] for i in row.group]
+    waiting[row.asynchronous] += hardware.seconds(row.ring_bytes, group, topology, row.ring)
+  seconds = {
+    "products": max(executed + attention, told["model_flops"] / len(flat)) / peak,
+    "roofline": roofline.seconds(program, peak, chip.bandwidth),
+    "compiler": products.cycles(program) / chip.clock,
+    "kernels": attention / (peak * chip.kernels),
     "asynchronous": waiting[True],
     "synchronous": waiting[False],
-    "step": total,
   }
-  return costs | {"mfu": told["model_flops"] / (total * peak * len(flat)) if total else None}
+  computing = max(seconds["products"], seconds["compiler"] + seconds["kernels"])
+  seconds["step"] = total = max(computing, waiting[True]) + waiting[False]
+  costs |= {"seconds": seconds, "mfu": told["model_flops"] / (total * peak * len(flat)) if total else None}
+  if told["step"] == "decode":
+    costs["weights_seconds"] = told["tokens"] / told["batch_size"] * told["weight_bytes"] / chip.bandwidth
+  return costs
 
 
 def _verdict(told: dict[str, Any]) -> str:

@@ -21,25 +21,38 @@ class Chip:
 
   Attributes:
     memory: bytes of HBM.
+    bandwidth: bytes per second between the HBM and the core.
     link: bytes per second of one link to a neighbour in one direction.
     clock: cycles per second; with the size and number of the matrix units it determines the peak rate.
+    kernels: the share of the peak rate that attention kernels reach, see `KERNELS`.
     options: arguments of the topology. Real v4 slices show both cores of a chip as one device.
   """
 
   memory: float
+  bandwidth: float
   link: float
   clock: float
+  kernels: float
   options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
+# The compiler estimates no cycles for Pallas kernels. The share for v6e is measured: in public XProf profiles of Qwen3
+# 8B on v6e-8 (length 8,192, 3 rows a chip, 6,376 tokens a second and chip), splash attention takes 11.2 % of the step
+# for two forward passes (30 % of the peak rate) and 12.5 % for the backward pass (34 %); causality halves the FLOPs.
+# Heads of width 128 fill half of the 256 x 256 matrix units of v6e and TPU7x. The share for the 128 x 128 units of the
+# other chips is an assumption, one and a half times as much: the exponentials take the same time.
+WIDE_UNITS, KERNELS = 0.32, 0.48
+
 # cloud.google.com/tpu/docs/system-architecture-tpu-vm; link rates from Austin et al. 2025, "How to Scale Your Model".
 CHIPS = {
-  "v4": Chip(32 * 2**30, 45e9, 1.05e9, {"chip_config_name": "megacore"}),
-  "v5e": Chip(16 * 2**30, 45e9, 1.5e9),
-  "v5p": Chip(95 * 2**30, 90e9, 1.75e9),
-  "v6e": Chip(32 * 2**30, 90e9, 1.75e9),
-  "tpu7x": Chip(96 * 2**30, 100e9, 2.2e9),
+  "v4": Chip(32 * 2**30, 1.228e12, 45e9, 1.05e9, KERNELS, {"chip_config_name": "megacore"}),
+  "v5e": Chip(16 * 2**30, 0.819e12, 45e9, 1.5e9, KERNELS),
+  "v5p": Chip(95 * 2**30, 2.765e12, 90e9, 1.75e9, KERNELS),
+  "v6e": Chip(32 * 2**30, 1.638e12, 90e9, 1.75e9, WIDE_UNITS),
+  "tpu7x": Chip(96 * 2**30, 3.69e12, 100e9, 2.2e9, WIDE_UNITS),
 }
+_POD_SIDE = 16  # of v5e and v6e: only a dimension as long as the pod closes to a ring
+_CUBE_SIDE = 4  # of the other chips: optical switches close every dimension of a slice of whole cubes
 NETWORK = 6.25e9  # bytes per second and chip between slices, over the data-centre network
 
 
@@ -66,6 +79,15 @@ class Topology:
   @property
   def platform(self) -> str:
     return "cpu" if self.cpu else "tpu"
+
+  @property
+  def dimensions(self) -> tuple[tuple[int, bool], ...]:
+    """(Length in chips, whether the links of its ends close to a ring) of each dimension of a TPU slice."""
+    lengths = [int(length) for length in self.shape.split("x")]
+    if len(lengths) == 2:
+      return tuple((length, length == _POD_SIDE) for length in lengths)
+    cubes = all(length % _CUBE_SIDE == 0 for length in lengths)
+    return tuple((length, cubes) for length in lengths)
 
 
 def parse(text: str, slices: int = 1) -> Topology:
@@ -150,17 +172,33 @@ def devices(topology: Topology) -> list:
   return list(found.devices)
 
 
-def seconds(ring_bytes: float, group: list, chip: Chip) -> float:
-  """Return the least time, in seconds, for a ring over a group of devices to send `ring_bytes` from each.
+def seconds(ring_bytes: float, group: list, topology: Topology, ring: bool = False) -> float:
+  """Return the least time, in seconds, for a collective over a group of devices to send `ring_bytes` from each.
 
-  Within a slice, it uses both directions of the links in every dimension of the torus along which the group extends.
-  Between slices, it uses the data-centre network, over which a hierarchical collective sends a slice's share.
+  Within a slice, it uses all of the group's `links`, or two of them if it runs around one `ring`. Between slices, it
+  uses the data-centre network, over which a hierarchical collective sends a slice's share.
   """
-  places = [tuple(getattr(device, "coords", ())) for device in group]
-  dimensions = max(1, sum(len(set(values)) > 1 for values in zip(*places)))
   slices = len({getattr(device, "slice_index", 0) or 0 for device in group})
-  inside = ring_bytes / (2 * chip.link * dimensions)
+  usable = links(group, topology)
+  inside = ring_bytes / (topology.chip.link * (min(2.0, usable) if ring else usable))
   if slices == 1:
     return inside
   within = max(1, len(group) // slices)
   return ring_bytes / within / NETWORK + (inside if within > 1 else 0.0)
+
+
+def links(group: list, topology: Topology) -> float:
+  """Return the links over which a device of the group sends at once.
+
+  A dimension of the torus along which the group extends gives two links if the group fills it and its ends are
+  connected, otherwise one: in a line, the devices at the ends receive everything over a single link. Groups that
+  interleave along a dimension share its links.
+  """
+  found = 0.0
+  places = [tuple(getattr(device, "coords", ())) for device in group]
+  for values, (length, closed) in zip(zip(*places), topology.dimensions):
+    distinct = len(set(values))
+    if distinct > 1:
+      stride = max(1, (max(values) - min(values)) // (distinct - 1))
+      found += (2 if closed and distinct * stride == length else 1) / stride
+  return found or 1.0

@@ -17,6 +17,7 @@ _CALLED = re.compile(
   r"\b(calls|to_apply|body|condition|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%?[^\s,{}]+)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONTINUED = re.compile(r'\n(?="|\}\}, )')  # the metadata of a Pallas kernel, JSON over several lines
 _COMPARISONS = {"LT": 0, "GT": 0, "NE": 0, "LE": 1, "GE": 1}  # iterations beyond (bound - start) / increment
 
 
@@ -253,7 +254,7 @@ def _split(text: str) -> list[str]:
 def _parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
   computations: dict[str, list[Instruction]] = {}
   entry, current = "", None
-  for line in text.splitlines():
+  for line in _CONTINUED.sub(" ", text).splitlines():
     line = re.sub(r"/\*.*?\*/", "", line)
     if not line.startswith((" ", "\t")):
       head = _COMPUTATION.match(line)

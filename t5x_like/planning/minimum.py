@@ -15,7 +15,7 @@ pipeline parallelism is left out: it depends on the kept and the recomputed acti
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from t5x_like.parallel.rules import Rules
 
@@ -31,8 +31,21 @@ def ring_bytes(named: Mapping, rules: Rules, itemsize: int, train: bool, parts: 
     train: whether the step trains; otherwise it is a forward pass.
     parts: accumulation steps; parameters are gathered for each, gradients reduced once.
   """
-  tokens = {axis for name in _BATCH for axis in rules.table[name] if rules.mesh.shape[axis] > 1}
   gathers = reductions = 0.0
+  for whole, f, d in _parameters(named, rules, itemsize):
+    gathers += (2 * parts if train else 1) * whole * (f - 1) / f
+    reductions += whole * ((f - 1) / f + 2 / f * (d - 1) / d) if train else 0.0
+  return {"gathers": gathers, "reductions": reductions}
+
+
+def weight_bytes(named: Mapping, rules: Rules, itemsize: int) -> float:
+  """Return the bytes of parameters that a device reads for each token that it decodes, after any gathers."""
+  return sum(whole for whole, _, _ in _parameters(named, rules, itemsize))
+
+
+def _parameters(named: Mapping, rules: Rules, itemsize: int) -> Iterator[tuple[float, int, int]]:
+  """Yield (bytes of a gathered parameter, devices that it is gathered from, devices with copies of its shards)."""
+  tokens = {axis for name in _BATCH for axis in rules.table[name] if rules.mesh.shape[axis] > 1}
   for parameter in named.values():
     split: dict[str, str] = {}
     for logical, part in zip(parameter.axes, rules.spec(parameter.axes)):
@@ -43,7 +56,4 @@ def ring_bytes(named: Mapping, rules: Rules, itemsize: int, train: bool, parts: 
     f = math.prod(rules.mesh.shape[axis] for axis in gathered)
     t = math.prod(rules.mesh.shape[axis] for axis in set(split) - gathered)
     d = math.prod(rules.mesh.shape[axis] for axis in tokens - set(split))
-    whole = itemsize * math.prod(parameter.shape) / t
-    gathers += (2 * parts if train else 1) * whole * (f - 1) / f
-    reductions += whole * ((f - 1) / f + 2 / f * (d - 1) / d) if train else 0.0
-  return {"gathers": gathers, "reductions": reductions}
+    yield itemsize * math.prod(parameter.shape) / t, f, d

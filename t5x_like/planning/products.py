@@ -1,7 +1,8 @@
 """The FLOPs of a compiled program: its matrix products and convolutions, loops multiplied.
 
-Unlike model FLOPs, they include recomputation, padding and the masked half of attention. Kernels (custom calls) count
-with the FLOPs they declare, which are often none.
+Unlike model FLOPs, they include recomputation, padding and the masked half of attention. Kernels are counted apart,
+because the compiler's cycles for them are missing or nonsense: Pallas kernels (custom calls) with the FLOPs that they
+declare or that their scope tells (`nn/cores/splash.py`), ragged products (mixtures of experts) with one product a row.
 """
 
 import math
@@ -9,46 +10,77 @@ import re
 
 import numpy as np
 
+from t5x_like.nn.cores.splash import FLOPS
 from t5x_like.planning.hlo import Instruction, Program, arrays
 
+_RAGGED, _RAGGED_CALL = "ragged_dot_general", '"is_ragged_dot":true'
 _KERNEL = 'custom_call_target="tpu_custom_call"'
+# Matrix products of an attention kernel, relative to the two of its forward pass.
+_PASSES = {"fwd": 1.0, "dq": 1.5, "dkv": 2.0}
 
 
 def flops(program: Program) -> float:
-  """Return the FLOPs of all executions; a multiplication with an addition counts as two."""
+  """Return the FLOPs of all executions without kernels; a multiplication with an addition counts as two."""
   total = 0.0
   for computation, instructions in program.computations.items():
     times = program.executions.get(computation, 0)
     shapes = program.shapes(computation) if times else {}
-    for instruction in instructions if times else ():
-      if instruction.opcode == "dot":
-        total += times * _dot(instruction, shapes)
-      elif instruction.opcode == "convolution":
-        total += times * _convolution(instruction, shapes)
-      elif instruction.opcode == "custom-call":
-        declared = re.search(r'"flops":\s*"?(\d+)', instruction.rest)
-        total += times * float(declared[1]) if declared else 0.0
+    total += times * sum(_flops(instruction, shapes) for instruction in instructions) if times else 0.0
   return total
 
 
-def kernels(program: Program) -> int:
-  """Return the number of executions of kernels that declare no FLOPs, such as Pallas kernels."""
-  return sum(
-    program.executions.get(computation, 0)
-    for computation, instructions in program.computations.items()
-    for instruction in instructions
-    if _KERNEL in instruction.rest and '"flops"' not in instruction.rest
-  )
+def instruction_flops(program: Program, instruction: Instruction, shapes: dict[str, str]) -> float:
+  """Return the FLOPs of one execution of an instruction, with the computation that it fuses."""
+  total = _flops(instruction, shapes)
+  for kind, name in instruction.called():
+    if kind == "calls" and name in program.fused:
+      inner = program.shapes(name)
+      total += sum(instruction_flops(program, one, inner) for one in program.computations.get(name, ()))
+  return total
+
+
+def _flops(instruction: Instruction, shapes: dict[str, str]) -> float:
+  if instruction.opcode == "dot":
+    return _dot(instruction, shapes)
+  whole = instruction.opcode == "convolution" and _RAGGED not in instruction.rest
+  return _convolution(instruction, shapes) if whole else 0.0
+
+
+def kernels(program: Program) -> tuple[float, int]:
+  """Return (the FLOPs of all executions of kernels, the number of executions with unknown FLOPs)."""
+  total, unknown = 0.0, 0
+  for computation, instructions in program.computations.items():
+    times = program.executions.get(computation, 0)
+    shapes = program.shapes(computation) if times else {}
+    for instruction in instructions if times else ():
+      if instruction.opcode == "custom-call" and _KERNEL in instruction.rest:
+        found = _kernel(instruction)
+        total, unknown = total + times * (found or 0.0), unknown + times * (found is None)
+      elif instruction.opcode == "convolution" and _RAGGED in instruction.rest:
+        # Printed as the product of every row with every group's matrix, one step of the window for each group.
+        total += times * _convolution(instruction, shapes) / math.prod(_window(instruction.rest)["size"])
+  return total, unknown
+
+
+def _kernel(instruction: Instruction) -> float | None:
+  declared = re.search(r'"flops":\s*"?(\d+)', instruction.rest)
+  if declared:
+    return float(declared[1])
+  told = re.search(FLOPS + r"(\d+).*?_mha_(fwd|dq|dkv)", instruction.rest)
+  if told:
+    return float(told[1]) * _PASSES[told[2]]
+  return None
 
 
 def cycles(program: Program) -> float:
-  """Return the TPU compiler's estimated cycles of all fusions and copies; it has none for kernels and collectives."""
+  """Return the TPU compiler's estimated cycles of all fusions and copies, without kernels and collectives."""
   total = 0.0
   for computation, instructions in program.computations.items():
     times = 0 if computation in program.fused else program.executions.get(computation, 0)
     for instruction in instructions if times else ():
       found = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
-      if found and instruction.opcode not in ("while", "conditional", "call"):
+      counted = instruction.opcode not in ("while", "conditional", "call") and _RAGGED_CALL not in instruction.rest
+      if found and counted:
         total += times * int(found[1])
   return total
 

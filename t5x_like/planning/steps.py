@@ -33,11 +33,13 @@ class Step:
     batch: shapes and shardings of its input.
     lower: traces and lowers the step.
     model_flops: the model FLOPs of the whole step, over all devices; see `training/compilation.py`.
+    tokens: the input positions (or images) of a batch, or the tokens that it decodes.
   """
 
   batch: dict[str, jax.ShapeDtypeStruct]
   lower: Callable[[], jax.stages.Lowered]
   model_flops: float
+  tokens: int
 
 
 def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[ConfigDict, Any]:
@@ -84,19 +86,19 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
   if kind == "train":
     batch = abstract_batch(config, parts.rules, task)
     cost = compilation.step_flops(parts.model, parts.objective, batch)
-    return Step(batch, lambda: compilation.lower_step(config, parts, batch), cost)
+    return Step(batch, lambda: compilation.lower_step(config, parts, batch), cost, compilation.positions(batch)[0])
   if kind == "eval":
     batch = _evaluated(config, parts, task)
-    function = _evaluation(config, parts, task)
+    function, tokens = _evaluation(config, parts, task), compilation.positions(batch)[0]
   else:
-    batch, function = _decoding(config, parts, task)
+    batch, function, tokens = _decoding(config, parts, task)
 
   def run(arrays, batch):
     with parts.rules.activate():
       return function(params.with_arrays(parts.model, arrays), batch)
 
   cost = compilation.forward_flops(function, parts.model, batch)
-  return Step(batch, lambda: jax.jit(run).lower(parts.state.params, batch), cost)
+  return Step(batch, lambda: jax.jit(run).lower(parts.state.params, batch), cost, tokens)
 
 
 def _evaluated(config: ConfigDict, parts: Parts, task) -> dict[str, jax.ShapeDtypeStruct]:
@@ -112,8 +114,8 @@ def _evaluation(config: ConfigDict, parts: Parts, task) -> Callable:
   return loss.Evaluator(setting).sums
 
 
-def _decoding(config: ConfigDict, parts: Parts, task) -> tuple[dict[str, jax.ShapeDtypeStruct], Callable]:
-  """Return the batch and function of greedy `predict`, with the default new tokens within the trained length."""
+def _decoding(config: ConfigDict, parts: Parts, task) -> tuple[dict[str, jax.ShapeDtypeStruct], Callable, int]:
+  """Return the batch, function and new tokens of greedy `predict`, with its default length within the trained one."""
   from t5x_like.inference import generation, strategies
 
   shapes = {name: list(feature.shape) for name, feature in task.features.items()}
@@ -132,7 +134,7 @@ def _decoding(config: ConfigDict, parts: Parts, task) -> tuple[dict[str, jax.Sha
 
   tokens = jax.ShapeDtypeStruct((config.batch_size, length), jnp.int32, sharding=parts.rules.batch())
   numbers = jax.ShapeDtypeStruct((config.batch_size, 2), jnp.uint32, sharding=parts.rules.batch())
-  return {"tokens": tokens, "valid": tokens, "numbers": numbers}, function
+  return {"tokens": tokens, "valid": tokens, "numbers": numbers}, function, config.batch_size * predictor.new_tokens
 
 
 def shard_bytes(tree) -> float:

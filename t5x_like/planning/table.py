@@ -31,12 +31,13 @@ def text(plan: dict[str, Any]) -> str:
       lines.append(f"  {kind:<12}{memory[kind] / _GIGA:>9.3f}{note}")
   if "collectives" not in plan:
     return "\n".join([*lines, "", plan["verdict"]])
-  lines += ["", f"{'collectives in a step':<26}{'over':<22}{'times':>7}{'GB':>9}{'ring GB':>9}  "]
+  lines += ["", f"{'collectives in a step':<36}{'over':<22}{'times':>7}{'GB':>9}{'ring GB':>9}  "]
   for row in plan["collectives"]:
-    kind = row["kind"] + (" (async)" if row["asynchronous"] else "")
+    marks = [mark for mark, held in (("async", row["asynchronous"]), ("one ring", row["ring"])) if held]
+    kind = row["kind"] + (f" ({', '.join(marks)})" if marks else "")
     over = f"{row['axes'] or 'other'} ({row['devices']})"
     lines.append(
-      f"  {kind:<24}{over:<22}{row['count']:>7}{row['bytes'] / _GIGA:>9.3f}{row['ring_bytes'] / _GIGA:>9.3f}"
+      f"  {kind:<34}{over:<22}{row['count']:>7}{row['bytes'] / _GIGA:>9.3f}{row['ring_bytes'] / _GIGA:>9.3f}"
     )
   least = plan["minimum"]
   lines += [
@@ -46,7 +47,7 @@ def text(plan: dict[str, Any]) -> str:
     "",
     f"GFLOP a device: model {plan['model_flops'] / plan['devices'] / _GIGA:,.2f}, program"
     f" {plan['hlo_flops'] / _GIGA:,.2f}"
-    + (f" without its {plan['kernels']:,} kernels" if plan["kernels"] else "")
+    + (f" ({plan['kernel_flops'] / _GIGA:,.2f} in kernels)" if plan["kernel_flops"] else "")
     + f"; compiled in {plan['compile_seconds']:.0f} s",
   ]
   if "seconds" in plan:
@@ -82,10 +83,28 @@ def _title(plan: dict[str, Any]) -> str:
 
 def _times(plan: dict[str, Any]) -> list[str]:
   words = {
-    "products": "matrix products at the peak rate",
-    "compiler": "all computing, by the compiler's cycles, without kernels",
+    "products": "matrix products and kernels at the peak rate",
+    "roofline": "each operation at the matrix units' or the memory's full rate, without kernels",
+    "compiler": "each operation by the compiler's cycles, without kernels",
+    "kernels": "attention kernels, at a measured share of the peak rate",
     "asynchronous": "collectives beside it, links at their full rate",
     "synchronous": "collectives that it waits for",
-    "step": f"a step at least: the longest of three, and the fourth; MFU {100 * (plan['mfu'] or 0):.0f} % at most",
+    "step": "a step: the longest of products, cycles with kernels and collectives beside them; plus the last",
   }
-  return ["", "estimated seconds", *(f"  {plan['seconds'][key]:>8.4f}  {said}" for key, said in words.items())]
+  step, tokens = plan["seconds"]["step"], plan["tokens"]
+  rates = [f"{tokens / step:,.0f} {plan['unit']}/s, {tokens / step / plan['devices']:,.0f} a device"] if step else []
+  if "weights_seconds" in plan:
+    weights = f"{plan['weight_bytes'] / _GIGA:.2f} GB of weights a token and device"
+    rates.append(f"reading {weights} takes {plan['weights_seconds']:.4f} s of it")
+  else:
+    rates.append(f"MFU {100 * (plan['mfu'] or 0):.0f} % at most")
+  left_out = ["gaps between operations", "the host", "collectives that share links"]
+  if plan["kernels_not_counted"]:
+    left_out.insert(0, f"{plan['kernels_not_counted']:,} kernels of unknown FLOPs")
+  return [
+    "",
+    "estimated seconds",
+    *(f"  {plan['seconds'][key]:>8.4f}  {said}" for key, said in words.items()),
+    f"  {'; '.join(rates)}",
+    f"  left out: {', '.join(left_out)}",
+  ]

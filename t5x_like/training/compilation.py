@@ -104,10 +104,15 @@ def compile_step(config: ConfigDict, parts: Parts, task) -> tuple[Callable, Cost
   )
   if parts.rules.dropped:
     process.say(f"activations not split, as their sizes do not divide: {', '.join(sorted(parts.rules.dropped))}")
+  count, of = positions(batch)
+  return compiled, Cost(count, cost, peak * devices, of)
+
+
+def positions(batch: dict[str, jax.ShapeDtypeStruct]) -> tuple[int, str]:
+  """Return (number, unit) of the batch's input positions, padding included, or of its images."""
   if "image" in batch:
-    return compiled, Cost(batch["image"].shape[0], cost, peak * devices, "images")
-  positions = sum(math.prod(x.shape) for name, x in batch.items() if name.endswith("_input_tokens"))
-  return compiled, Cost(positions, cost, peak * devices)
+    return batch["image"].shape[0], "images"
+  return sum(math.prod(x.shape) for name, x in batch.items() if name.endswith("_input_tokens")), "tokens"
 
 
 def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct]) -> float:

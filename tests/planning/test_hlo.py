@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from t5x_like.planning import products
+from t5x_like.planning import products, roofline
 from t5x_like.planning.collectives import collectives
 from t5x_like.planning.hlo import Program, arrays, elements, type_bytes
 
@@ -226,12 +226,90 @@ def test_flops_leave_out_padding_and_dilation():
   assert products.flops(Program(text)) == 2 * 3 * 7 * (13 + 13)  # 13 pairs of a position and a tap in both
 
 
-def test_kernels_that_declare_nothing_are_counted():
-  kernel = 'custom-call(%x), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"body":"TUz"}}'
+def test_kernels_count_with_the_flops_that_they_or_their_scopes_tell():
+  kernel = (
+    'custom-call(%x), custom_call_target="tpu_custom_call", TOLDbackend_config={"custom_call_config":{"body":"TUz"}}'
+  )
   text = looping(bound=7).replace("%next = s32[] add", f"%kernel = f32[8]{{0}} {kernel}\n  %next = s32[] add")
-  assert (products.kernels(Program(text)), products.flops(Program(text))) == (7, 0)
+  assert products.kernels(Program(text)) == (0, 7) and products.flops(Program(text)) == 0
   told = text.replace('{"body"', '{"cost_estimate":{"flops":"30"},"body"')
-  assert (products.kernels(Program(told)), products.flops(Program(told))) == (0, 210)
+  assert products.kernels(Program(told)) == (210, 0)
+  # As the TPU compiler prints it: JSON over several lines before the name.
+  scope = (
+    'frontend_attributes={kernel_metadata={\n"xprof_metadata":"{}"\n}}, metadata={op_name="f/kernel_flops_30/NAME"}, '
+  )
+  for name, flops in (("jit(s)/splash_mha_fwd_residuals/call", 210), ("splash_mha_dq", 315), ("splash_mha_dkv", 420)):
+    assert products.kernels(Program(text.replace("TOLD", scope.replace("NAME", name)))) == (flops, 0)
+
+
+def test_ragged_products_cost_one_product_a_row_and_no_cycles():
+  """The TPU compiler prints a product of every row with every group's matrix, and its cycles may be 2^63 - 1."""
+  name = 'metadata={op_name="jit(f)/ragged_dot_general"}'
+  window, config = "size=4 stride=3 lhs_dilate=4", '{"is_ragged_dot":true,"estimated_cycles":"9223372036854775807"}'
+  text = f"""HloModule m
+
+%fused (a: bf16[4,64,16], b: bf16[4,16,32]) -> bf16[4,64,32] {{
+  %a = bf16[4,64,16]{{2,1,0}} parameter(0)
+  %b = bf16[4,16,32]{{2,1,0}} parameter(1)
+  ROOT %y = bf16[4,64,32]{{2,1,0}} convolution(%a, %b), window={{{window}}}, dim_labels=0bf_0io->0bf, {name}
+}}
+
+ENTRY %main (x: bf16[4,64,16], w: bf16[4,16,32]) -> bf16[4,64,32] {{
+  %x = bf16[4,64,16]{{2,1,0}} parameter(0)
+  %w = bf16[4,16,32]{{2,1,0}} parameter(1)
+  ROOT %z = bf16[4,64,32]{{2,1,0}} fusion(%x, %w), kind=kOutput, calls=%fused, {name}, backend_config={config}
+}}
+"""
+  program = Program(text)
+  assert products.kernels(program) == (2 * 64 * 16 * 32, 0)
+  assert products.flops(program) == 0 and products.cycles(program) == 0
+
+
+def test_the_roofline_counts_what_crosses_the_memory():
+  """A slice costs its size, an update in place its update, and arrays in the core's memory nothing."""
+  text = """HloModule m
+
+%sliced (p: f32[100,64], i: s32[]) -> f32[1,64] {
+  %p = f32[100,64]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %s = f32[1,64]{1,0} dynamic-slice(%p, %i, %i), dynamic_slice_sizes={1,64}
+}
+
+%updated (q: f32[100,64], u: f32[1,64], j: s32[]) -> f32[100,64] {
+  %q = f32[100,64]{1,0} parameter(0)
+  %u = f32[1,64]{1,0} parameter(1)
+  %j = s32[] parameter(2)
+  ROOT %d = f32[100,64]{1,0} dynamic-update-slice(%q, %u, %j, %j)
+}
+
+ENTRY %main (x: f32[100,64], at: s32[]) -> f32[100,64] {
+  %x = f32[100,64]{1,0} parameter(0)
+  %at = s32[]{:S(2)} parameter(1)
+  %row = f32[1,64]{1,0} fusion(%x, %at), kind=kLoop, calls=%sliced
+  %near = f32[1,64]{1,0:T(8,128)S(1)} copy(%row)
+  ROOT %out = f32[100,64]{1,0} fusion(%x, %near, %at), kind=kLoop, calls=%updated
+}
+"""
+  row = 4 * 64
+  assert roofline.seconds(Program(text), peak=1e12, bandwidth=1.0) == 2 * row + row + row
+  product = entry(
+    "%x = bf16[16,4]{1,0} parameter(0)",
+    "%w = bf16[4,4]{1,0} parameter(1)",
+    "ROOT %y = bf16[16,4]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+  )
+  assert roofline.seconds(Program(product), peak=1.0, bandwidth=1.0) == 2 * 16 * 4 * 4
+  assert roofline.seconds(Program(product), peak=1e12, bandwidth=2.0) == (128 + 32 + 128) / 2
+
+
+def test_a_gather_around_one_ring_is_told():
+  text = entry(
+    "%x = bf16[16,4]{1,0} parameter(0)",
+    "ROOT %y = bf16[64,4]{1,0} all-gather(%x), replica_groups={}, dimensions={0},"
+    ' backend_config={"collective_algorithm_config":{"emitter":"1DAllGatherNonMajorDim"}}',
+  )
+  for told, ring in ((text, True), (text.replace("1DAll", "2DAll"), False)):
+    (row,) = collectives(Program(told), MESH)
+    assert row.ring == ring
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """A real plan, and what is said of one that cannot be made."""
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
@@ -102,6 +104,40 @@ def test_a_library_that_is_not_there(monkeypatch, tmp_path):
     hardware.library()
 
 
+def chips(*lengths):
+  """Return stand-ins for the devices of a slice, by place."""
+  return {place: types.SimpleNamespace(coords=place) for place in itertools.product(*map(range, lengths))}
+
+
+@pytest.mark.parametrize(
+  "name, along, links",
+  [
+    ("v5e:16x16", "xy", 4),
+    ("v5e:16x16", "x", 2),
+    ("v5e:8x8", "xy", 2),
+    ("v6e:8x16", "xy", 3),
+    ("v6e:8x16", "x", 1),
+    ("v5p:4x4x8", "xyz", 6),
+    ("v5p:2x4x4", "xyz", 3),
+    ("v4:4x4x4", "z", 2),
+    ("v5p:8x8x8", "half of x", 1),
+    ("v5p:8x8x8", "every second of x", 1),
+  ],
+)
+def test_links_close_to_rings_only_where_a_slice_has_them(name, along, links):
+  topology = hardware.parse(name)
+  placed = chips(*(length for length, _ in topology.dimensions))
+  if "of x" in along:
+    group = [placed[i, 0, 0] for i in ((0, 2, 4, 6) if "second" in along else range(4))]
+  else:
+    group = [
+      chip for place, chip in placed.items() if all(n == 0 or "xyz"[axis] in along for axis, n in enumerate(place))
+    ]
+  assert hardware.links(group, topology) == links
+  assert hardware.seconds(topology.chip.link, group, topology) == 1 / links
+  assert hardware.seconds(topology.chip.link, group, topology, ring=True) == 1 / min(2, links)
+
+
 @pytest.mark.parametrize(
   "said, words",
   [
@@ -157,7 +193,7 @@ def test_a_program_for_another_platform_is_traced_for_it(monkeypatch):
 
 
 def test_candidates_are_ranked_by_their_bound_and_fit(monkeypatch):
-  chip = hardware.Chip(2**26, 1e9, 1e9)
+  chip = hardware.Chip(2**26, 1e12, 1e9, 1e9, 0.5)
   monkeypatch.setitem(hardware.CHIPS, "v5e", chip)
   monkeypatch.setattr(hardware, "devices", lambda topology: jax.devices())
   monkeypatch.setattr(search.compilation, "peak_flops", lambda device: (1e12, "made up"))

@@ -11,12 +11,14 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from t5x_like.nn.cores._blocks import padded
 from t5x_like.nn.cores._devices import PerDevice
 from t5x_like.parallel.constrain import platform
 
 LANES = 128  # a TPU's vector registers are this wide
+FLOPS = "kernel_flops_"  # prefix of the kernels' named scope, with the FLOPs of a forward pass, for plans
 
 
 class Splash(PerDevice):
@@ -59,7 +61,9 @@ class Splash(PerDevice):
       from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import SegmentIds
 
       segments = SegmentIds(*segments)
-    out = jax.vmap(kernel)(laid_out(q, rows), laid_out(k, columns), laid_out(v, columns), segments)
+    flops = 4 * B * N * width * _computed(kernel, rows * columns, t * s)
+    with jax.named_scope(f"{FLOPS}{flops}"):
+      out = jax.vmap(kernel)(laid_out(q, rows), laid_out(k, columns), laid_out(v, columns), segments)
     return out[:, :, :T, :H].swapaxes(1, 2)
 
 
@@ -84,6 +88,12 @@ def _kernel(shape, block, heads: int, causal: bool, window, cap: float | None, i
       residual_checkpoint_name="context",
       interpret=interpreted,
     )
+
+
+def _computed(kernel, logits: int, block: int) -> int:
+  """Count the logits of a head in blocks that the kernel computes; it skips blocks that its mask hides."""
+  blocks = kernel.fwd_mask_info.block_mask
+  return logits if blocks is None else int((np.asarray(blocks)[0] > 0).sum()) * block
 
 
 def _segments(mask, B: int, T: int, S: int, rows: int, columns: int) -> tuple[jax.Array, jax.Array] | None:

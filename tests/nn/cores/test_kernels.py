@@ -1,6 +1,7 @@
 """The kernels of TPUs and GPUs, and the choice among the exact cores."""
 
 import dataclasses
+import re
 
 import core_cases as cases
 import jax
@@ -25,6 +26,21 @@ def test_splash_equals_dense_in_the_interpreter(kind, softcap, kv_heads):
   mask = dataclasses.replace(cases.mask(kind, T=200), aligned=True)
   args = (*cases.qkv(T=200, N=2, K=kv_heads), None, None)
   cases.assert_equals_dense(CORE, mask, args, softcap=softcap)
+
+
+def test_the_scope_of_every_splash_kernel_tells_its_flops():
+  """Plans read them from compiled programs; of 3 x 3 blocks, causality leaves 6 and a window of 128 leaves 5."""
+
+  def loss(q, k, v, mask):
+    return jax.checkpoint(lambda q: CORE(q, k, v, mask, scale=0.4))(q).sum()
+
+  for window, blocks in ((None, 6), (129, 5)):
+    mask = Mask(positions(384), positions(384), causal=True, aligned=True, window=window)
+    q, k, v = cases.qkv(T=384, N=2, K=1)
+    text = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, v, mask).compile().as_text()
+    found = set(re.findall(r"kernel_flops_(\d+)[^\"]*_mha_(fwd|dq|dkv)", text))
+    flops = 4 * q.shape[0] * 2 * 128 * blocks * 128 * 128
+    assert found == {(str(flops), part) for part in ("fwd", "dq", "dkv")}
 
 
 def test_splash_on_a_mesh_and_across_lengths():
