@@ -49,8 +49,11 @@ NO_DROPOUT = Dropout()
 def kept(key: jax.Array, rate: float | jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, float | jax.Array]:
   """Return (bool array, False where dropout zeroes an entry; the exact rate: two entries share 32 random bits)."""
   threshold = jnp.round(rate * 2**16).astype(jnp.uint32) if isinstance(rate, jax.Array) else round(rate * 2**16)
-  halves = jax.lax.bitcast_convert_type(jax.random.bits(key, (*shape[:-1], -(-shape[-1] // 2))), jnp.uint16)
-  return halves.reshape(*shape[:-1], -1)[..., : shape[-1]] >= threshold, threshold / 2**16
+  # Entries that share bits are half an axis apart: a TPU would pad pairs of neighbours to 64 times their size.
+  axis = len(shape) - (2 if len(shape) > 1 and shape[-2] % 2 == 0 else 1)
+  bits = jax.random.bits(key, (*shape[:axis], -(-shape[axis] // 2), *shape[axis + 1 :]))
+  keep = jnp.concatenate([bits & 0xFFFF >= threshold, bits >> 16 >= threshold], axis)
+  return jax.lax.slice_in_dim(keep, 0, shape[axis], axis=axis), threshold / 2**16
 
 
 def subkey(key: jax.Array | None, index: int) -> jax.Array | None:

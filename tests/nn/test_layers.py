@@ -9,7 +9,7 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.block import Block, Residual
 from t5x_like.nn.cores.dense import Dense
-from t5x_like.nn.dims import Dims, Dropout, subkey
+from t5x_like.nn.dims import Dims, Dropout, kept, subkey
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.feed_forward.mlp import Mlp
 from t5x_like.nn.mask import Mask, positions
@@ -222,3 +222,17 @@ def test_sizes_that_do_not_fit_are_refused():
     Dims(embed=8, heads=6, kv_heads=4, head_dim=2, mlp=8, layers=1)
   with pytest.raises(ValueError, match="logical axes"):
     params.param(rngs(), params.ones, (2, 3), ("embed",))
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 8), (4, 1, 8), (3, 5), (7,), (2, 1, 1), (200, 300)])
+def test_dropout_draws_no_array_of_pairs(shape):
+  """Every array of the drawing has the shape's axes: a TPU pads a last axis of two to its 128 lanes."""
+  draw = lambda key: kept(key, 0.25, shape)[0]  # noqa: E731
+  made = jax.make_jaxpr(draw)(jax.random.key(0))
+  assert {v.aval.ndim for equation in made.eqns for v in equation.outvars if v.aval.shape} == {len(shape)}
+  keep = draw(jax.random.key(0))
+  assert keep.shape == shape and keep.dtype == bool
+  if keep.size > 10_000:
+    assert abs(float(keep.mean()) - 0.75) < 0.01
+    halves = keep[:100], keep[100:]  # they share random words, not the bits of them
+    assert abs(float((halves[0] == halves[1]).mean()) - (0.75**2 + 0.25**2)) < 0.02
