@@ -101,33 +101,37 @@ def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
     UserError: two processes differ; names the process and the fact.
     TransientError: a process did not report in time; names it.
   """
-  count = next(_agreements)
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
     return
   from jax._src import distributed  # the key-value store has no public API
 
-  client = distributed.global_state.client
-  mine = jax.process_index()
-  client.key_value_set(f"t5x_like/agree/{count}/{mine}", json.dumps(facts))
-  deadline = time.monotonic() + timeout_seconds
-  reports = []
-  for index in range(jax.process_count()):
-    left = max(0.001, deadline - time.monotonic())
-    try:
-      reports.append(json.loads(client.blocking_key_value_get(f"t5x_like/agree/{count}/{index}", int(left * 1000))))
-    except RuntimeError as error:
-      if "DEADLINE_EXCEEDED" not in str(error):
-        raise
-      raise TransientError(
-        f"process {index} of {jax.process_count()} did not report within {timeout_seconds:g} s; see its log"
-      ) from None
-  for index, report in enumerate(reports):
-    for name in sorted({*reports[0], *report}):
-      if report.get(name) != reports[0].get(name):
-        raise UserError(
-          f"process {index} has {name} {report.get(name)}, process 0 has {reports[0].get(name)}; start all processes "
-          "with the same code and the same config"
-        )
+  client, key = distributed.global_state.client, f"t5x_like/agree/{next(_agreements)}"
+
+  def compare():
+    deadline = time.monotonic() + timeout_seconds
+    for index in range(1, jax.process_count()):
+      late = f"process {index} of {jax.process_count()} did not report within {timeout_seconds:g} s; see its log"
+      report = json.loads(_read(client, f"{key}/{index}", deadline - time.monotonic(), late))
+      for name in sorted({*facts, *report}):
+        if report.get(name) != facts.get(name):
+          raise UserError(
+            f"process {index} has {name} {report.get(name)}, process 0 has {facts.get(name)}; start all processes "
+            "with the same code and the same config"
+          )
+
+  # Process 0 reads all facts, and the others its verdict: two messages a process, however many there are.
+  client.key_value_set(f"{key}/{jax.process_index()}", json.dumps(facts))
+  from_first(compare, timeout_seconds=timeout_seconds + _SAY_SECONDS)
+
+
+def _read(client, key: str, seconds: float, late: str) -> str:
+  """Read a key once another process has set it; raise a TransientError that says `late` after some seconds."""
+  try:
+    return client.blocking_key_value_get(key, max(1, int(seconds * 1000)))
+  except RuntimeError as error:
+    if "DEADLINE_EXCEEDED" not in str(error):
+      raise
+    raise TransientError(late) from None
 
 
 def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> Any:
@@ -199,12 +203,8 @@ def from_first(make: Callable[[], Any], *, timeout_seconds: float = 600) -> Any:
       raise
     client.key_value_set(key, json.dumps({"answer": answer}))
     return answer
-  try:
-    found = json.loads(client.blocking_key_value_get(key, int(timeout_seconds * 1000)))
-  except RuntimeError as error:
-    if "DEADLINE_EXCEEDED" not in str(error):
-      raise
-    raise TransientError(f"process 0 did not answer within {timeout_seconds:g} s; see its log") from None
+  late = f"process 0 did not answer within {timeout_seconds:g} s; see its log"
+  found = json.loads(_read(client, key, timeout_seconds, late))
   if "error" in found:
     raise getattr(errors, found["error"], RuntimeError)(found["message"])
   return found["answer"]

@@ -110,6 +110,26 @@ def test_a_process_that_does_not_report_is_named():
   assert_refused(results[0], "process 1 of 2 did not report within 1 s", expected=TRANSIENT)
 
 
+COUNTED = """
+  from jax._src import distributed as state
+  jax.devices()
+  client, reads = state.global_state.client, []
+  class Counting:
+    def __getattr__(self, name):
+      reads.extend([name] * ("get" in name))
+      return getattr(client, name)
+  state.global_state.client = Counting()
+  distributed.agree({}, timeout_seconds=30)
+  state.global_state.client = client
+  print(len(reads), flush=True)
+"""
+
+
+def test_only_the_first_process_reads_the_facts_of_all():
+  results = finish(start_job(free_port(), range(3), 3, body=COUNTED.strip()))
+  assert [(code, out.split()[:1]) for code, out, _ in results] == [(0, ["2"]), (0, ["1"]), (0, ["1"])], results
+
+
 FIRST_ALONE = """
   import pathlib, time
   made, slow = pathlib.Path({path!r}), jax.process_index() == 0
