@@ -84,7 +84,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   told["dropped"] = sorted(rules.dropped)
   start, busy = time.perf_counter(), time.process_time()
   try:
-    compiled, text = _compile(lowered, topology.cpu)
+    compiled, text, told["options"] = _compile(request["step"], lowered, devices[0])
   except Exception as error:
     found = _out_of_memory(error)
     if found is None:
@@ -102,16 +102,21 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   return told
 
 
-def _compile(lowered: jax.stages.Lowered, cpu: bool) -> tuple[jax.stages.Compiled, str]:
-  """Return (the compiled program, its text)."""
-  if cpu:
+def _compile(step: str, lowered: jax.stages.Lowered, device) -> tuple[jax.stages.Compiled, str, dict[str, str]]:
+  """Return (the compiled program, its text, the options that training would compile it with)."""
+  if device.platform == "cpu":
     compiled = lowered.compile()
-    return compiled, compiled.as_text()
+    return compiled, compiled.as_text(), {}
   # libtpu writes the text itself: jaxlib, which would read the program back, may be older and refuse instructions.
   with tempfile.TemporaryDirectory() as folder:
-    compiled = lowered.compile({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+    dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+    if step == "train":
+      compiled, options = compilation.compiled_step(lowered, device, **dump)
+    else:
+      compiled, options = lowered.compile(dump), {}
     written = list(pathlib.Path(folder).glob("*.after_codegen.txt"))
-    return compiled, max(written, key=lambda file: file.stat().st_size).read_text() if written else compiled.as_text()
+    text = max(written, key=lambda file: file.stat().st_size).read_text() if written else compiled.as_text()
+    return compiled, text, options
 
 
 def _rows(rules, batch_size: int) -> dict[str, int]:

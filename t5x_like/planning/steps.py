@@ -86,10 +86,12 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
   if kind == "train":
     batch = abstract_batch(config, parts.rules, task)
     cost = compilation.step_flops(parts.model, parts.objective, batch)
-    return Step(batch, lambda: compilation.lower_step(config, parts, batch), cost, compilation.positions(batch)[0])
+    return Step(
+      batch, lambda: compilation.lower_step(config, parts, batch), cost, compilation.positions(batch)["positions"]
+    )
   if kind == "eval":
     batch = _evaluated(config, parts, task)
-    function, tokens = _evaluation(config, parts, task), compilation.positions(batch)[0]
+    function, tokens = _evaluation(config, parts, task), compilation.positions(batch)["positions"]
   else:
     batch, function, tokens = _decoding(config, parts, task)
 

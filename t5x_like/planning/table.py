@@ -52,6 +52,8 @@ def text(plan: dict[str, Any]) -> str:
   ]
   if "seconds" in plan:
     lines += _times(plan)
+  if plan["options"]:
+    lines.append(f"  compiled with {', '.join(f'{name}={value}' for name, value in plan['options'].items())}")
   if plan["dropped"]:
     lines.append(f"activations not split, as their sizes do not divide: {', '.join(plan['dropped'])}")
   if plan["loops_not_counted"]:

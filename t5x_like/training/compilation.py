@@ -13,6 +13,7 @@ from flax import nnx
 from jax.extend import core
 from ml_collections import ConfigDict
 
+from t5x_like import slots
 from t5x_like.nn.attention import CAUSAL, Attention
 from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.nn.cores.dense import Dense
@@ -31,7 +32,6 @@ _PEAK = {
   "TPU v4": 275e12,
   "TPU v5 lite": 197e12,
   "TPU v5e": 197e12,
-  "TPU v5p": 459e12,
   "TPU v5": 459e12,
   "TPU v6 lite": 918e12,
   "TPU v6e": 918e12,
@@ -78,6 +78,13 @@ def lower_step(config: ConfigDict, parts: Parts, batch: dict[str, jax.ShapeDtype
   return jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, batch)
 
 
+def compiled_step(lowered: jax.stages.Lowered, device: jax.Device, **more) -> tuple[jax.stages.Compiled, dict]:
+  """Return (a compiled train step, the chip's options of the compiler); `more` are further ones, for TPUs."""
+  if device.platform != "tpu":
+    return lowered.compile(), {}
+  return slots.module("tpu_options", "t5x_like.training").compiled(lowered, device.device_kind, **more)
+
+
 def compile_step(config: ConfigDict, parts: Parts, task) -> tuple[Callable, Cost]:
   """Compile the step for batches of a task in all processes; print the time and the step's cost.
 
@@ -88,9 +95,9 @@ def compile_step(config: ConfigDict, parts: Parts, task) -> tuple[Callable, Cost
   start, hits = time.perf_counter(), compile_cache.hits()
   with cores_used() as used:
     lowered = lower_step(config, parts, batch)
-  compiled = lowered.compile()
+  compiled, options = compiled_step(lowered, jax.devices()[0])
   # A process that compiled faster (from a cache) would time out in the first collective after 30 s.
-  distributed.agree({"compiled step": "yes"}, timeout_seconds=3600)
+  distributed.agree({"compiled step with options": str(options)}, timeout_seconds=3600)
   cost, devices = step_flops(parts.model, parts.objective, batch), jax.device_count()
   peak, source = (config.peak_flops, "the config") if config.peak_flops else peak_flops(jax.devices()[0])
   cores = ", ".join(f"{place}: {name}".replace("_", " ") for place, name in in_words(used).items())
@@ -100,19 +107,18 @@ def compile_step(config: ConfigDict, parts: Parts, task) -> tuple[Callable, Cost
   )
   process.say(
     f"step compiled in {time.perf_counter() - start:.1f} s{kept}: {cost / 1e9:,.1f} model GFLOPs (causal attention"
-    f" halved); {cores}; {against} ({source})"
+    f" halved); {cores}; {against} ({source})" + "".join(f"; {name}={value}" for name, value in options.items())
   )
   if parts.rules.dropped:
     process.say(f"activations not split, as their sizes do not divide: {', '.join(sorted(parts.rules.dropped))}")
-  count, of = positions(batch)
-  return compiled, Cost(count, cost, peak * devices, of)
+  return compiled, Cost(flops=cost, peak=peak * devices, **positions(batch))
 
 
-def positions(batch: dict[str, jax.ShapeDtypeStruct]) -> tuple[int, str]:
-  """Return (number, unit) of the batch's input positions, padding included, or of its images."""
+def positions(batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, int | str]:
+  """Return the `positions` of a batch, and what they are `of`, for its `Cost`."""
   if "image" in batch:
-    return batch["image"].shape[0], "images"
-  return sum(math.prod(x.shape) for name, x in batch.items() if name.endswith("_input_tokens")), "tokens"
+    return {"positions": batch["image"].shape[0], "of": "images"}
+  return {"positions": sum(math.prod(x.shape) for name, x in batch.items() if name.endswith("_input_tokens"))}
 
 
 def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct]) -> float:
@@ -218,9 +224,5 @@ def _share(scopes: str) -> float:
 
 def _inner(params) -> list[core.Jaxpr]:
   """Return the jaxprs among an equation's parameters, as jit, scan, checkpoint and while have them."""
-  found = []
-  for value in params.values():
-    jaxpr = getattr(value, "jaxpr", value)
-    if isinstance(jaxpr, core.Jaxpr):
-      found.append(jaxpr)
-  return found
+  found = (getattr(value, "jaxpr", value) for value in params.values())
+  return [jaxpr for jaxpr in found if isinstance(jaxpr, core.Jaxpr)]

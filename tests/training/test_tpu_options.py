@@ -1,0 +1,56 @@
+"""The TPU compiler's options are those of the chip, and neither override the user nor stop a run."""
+
+import re
+import types
+
+import jax
+import pytest
+
+from t5x_like.training import compilation, tpu_options
+
+VMEM = "xla_tpu_scoped_vmem_limit_kib"
+
+
+class Lowered:
+  """Stands for a lowered step, for a libtpu that knows the options `known`."""
+
+  def __init__(self, known):
+    self.known = known
+
+  def compile(self, options):
+    for name in options:
+      if name not in self.known:
+        raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: No such compile option: '{name}'")
+    return dict(options)
+
+
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5", "TPU v5p", "TPU v6 lite"])
+def test_every_option_has_a_reason_and_a_measured_effect(kind):
+  chosen = tpu_options.chosen(kind, {})
+  assert chosen[VMEM] == "98304" and (len(chosen) == 1) == (kind == "TPU v5 lite")
+  options = [option for options in tpu_options.OPTIONS.values() for option in options]
+  assert all(option.reason and re.search(r"[\d.]+ -> [\d.]+ s", option.effect) for option in options)
+
+
+def test_chips_without_measurements_have_no_options():
+  assert tpu_options.chosen("TPU v4", {}) == tpu_options.chosen("TPU7x", {}) == {}
+
+
+@pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
+def test_an_option_that_the_user_sets_is_the_users(variable, monkeypatch):
+  left = tpu_options.chosen("TPU v6 lite", {variable: f"--one=1 --{VMEM}=65536"})
+  assert VMEM not in left and left == {k: v for k, v in tpu_options.chosen("TPU v6 lite", {}).items() if k != VMEM}
+
+
+def test_options_that_libtpu_does_not_know_are_left_out():
+  device = types.SimpleNamespace(platform="tpu", device_kind="TPU v6 lite")
+  program, options = compilation.compiled_step(Lowered({VMEM, "more"}), device, more=True)
+  assert options == {VMEM: "98304"} and program == options | {"more": True}
+  with pytest.raises(jax.errors.JaxRuntimeError, match="'more'"):
+    compilation.compiled_step(Lowered({VMEM}), device, more=True)
+
+
+def test_other_platforms_have_no_options():
+  lowered = jax.jit(lambda x: x + 1).lower(1.0)
+  program, options = compilation.compiled_step(lowered, jax.devices("cpu")[0])
+  assert program(1.0) == 2.0 and options == {}
