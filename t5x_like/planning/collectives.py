@@ -7,7 +7,8 @@ all-to-all with an operand of b bytes, twice that for an all-reduce, and b for a
 A reduce-scatter that the TPU compiler prints as one fusion of an all-reduce and a slice counts as a reduce-scatter. An
 all-reduce whose result is sliced elsewhere counts as an all-reduce, because all of it is sent. An asynchronous
 collective executes where it starts; the TPU compiler prints it again, under the same channel, in the computations that
-overlap with it. Between slices, the compiler prints the data that a device hands to its host, which sends it over the
+overlap with it. A collective on a TPU's sparse cores is in a computation that a custom call within an `async-start`
+names. Between slices, the compiler prints the data that a device hands to its host, which sends it over the
 data-centre network.
 """
 

@@ -14,7 +14,8 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([^\s=]+) = ")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
 _CALLED = re.compile(
-  r"\b(calls|to_apply|body|condition|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%?[^\s,{}]+)"
+  r"\b(calls|called_computations|to_apply|body|condition|true_computation|false_computation|branch_computations)="
+  r"(\{[^}]*\}|%?[^\s,{}]+)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONTINUED = re.compile(r'\n(?="|\}\}, )')  # the metadata of a Pallas kernel, JSON over several lines
@@ -76,7 +77,7 @@ class Program:
     computations: instructions by computation.
     entry: the name of the entry computation.
     executions: the number of executions of each computation; every branch of a conditional counts as taken.
-    fused, asynchronous: the computations executed by a fusion or an `async-start`.
+    fused, asynchronous: the computations executed by a fusion, or by an `async-start` and the calls in it.
     unknown: the loops with an unknown number of iterations, which count once.
   """
 
@@ -112,7 +113,8 @@ class Program:
         continue
       if instruction.opcode.endswith(("-update", "-done")):
         continue  # these name the computation that their start executed
-      marked = {"fusion": self.fused, "async-start": self.asynchronous}.get(instruction.opcode)
+      within = self.asynchronous if computation in self.asynchronous else None
+      marked = {"fusion": self.fused, "async-start": self.asynchronous}.get(instruction.opcode, within)
       for kind, name in instruction.called():
         if marked is not None:
           marked.add(name)

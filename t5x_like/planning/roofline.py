@@ -3,12 +3,14 @@
 It stands beside the compiler's estimated cycles, which are two to three times as long for elementwise operations: the
 truth lies between the two. Each operation reads its operands and writes its results once. Arrays that the compiler
 places in the core's own memory (`S(1)`) cost nothing, and a slice costs its own size rather than its source's.
+Collectives are left out.
 """
 
 import re
 from collections.abc import Iterator
 
 from t5x_like.planning import products
+from t5x_like.planning.collectives import KINDS
 from t5x_like.planning.hlo import Instruction, Program, elements, type_bytes
 
 _NEAR = re.compile(r"S\([1-9]\d*\)")  # a memory space other than the HBM
@@ -21,10 +23,11 @@ def seconds(program: Program, peak: float, bandwidth: float) -> float:
   """Return the sum over all executed operations of the longer of FLOPs / `peak` and bytes / `bandwidth`."""
   total = 0.0
   for computation, instructions in program.computations.items():
-    times = 0 if computation in program.fused else program.executions.get(computation, 0)
+    apart = computation in program.fused or computation in program.asynchronous
+    times = 0 if apart else program.executions.get(computation, 0)
     shapes = program.shapes(computation) if times else {}
     for instruction in instructions if times else ():
-      if instruction.opcode in _FREE or instruction.opcode.endswith(("-start", "-done", "-update")):
+      if instruction.opcode in (*_FREE, *KINDS) or instruction.opcode.endswith(("-start", "-done", "-update")):
         continue
       calculated = products.instruction_flops(program, instruction, shapes)
       total += times * max(calculated / peak, moved(program, instruction, shapes) / bandwidth)

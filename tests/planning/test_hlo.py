@@ -194,6 +194,28 @@ def test_a_tpu_program_counts_what_is_sent_once():
   assert rows["all-reduce"].ring_bytes == 2 * 64 * 4 * 4 * 15 / 16 and rows["all-reduce"].where == "jit(step)/sum"
 
 
+def test_a_collective_on_the_sparse_cores_counts_in_every_iteration():
+  """As the TPU compiler prints it: within a custom call, within an asynchronous computation."""
+  sparse = """
+%called (p.9: bf16[256,64]) -> bf16[4096,64] {
+  %p.9 = bf16[256,64]{1,0} parameter(0)
+  ROOT %all-gather.6 = bf16[4096,64]{1,0} all-gather(%p.9), channel_id=2, replica_groups={}, dimensions={0}
+}, execution_thread="sparsecore"
+
+%async (p.8: bf16[256,64]) -> bf16[4096,64] {
+  %p.8 = bf16[256,64]{1,0} parameter(0)
+  ROOT %custom-call.2 = bf16[4096,64]{1,0} custom-call(%p.8), custom_call_target="TODO", called_computations={%called}
+}, execution_thread="sparsecore"
+"""
+  start = """%s = ((), (), (s32[8]{0})) async-start(), async_execution_thread="sparsecore", calls=%async
+  %u = ((bf16[256,64]{1,0}), bf16[4096,64]{1,0}) async-update(%s, %x), calls=%async
+  %d = bf16[4096,64]{1,0} async-done(%u)
+  %next = s32[] add"""
+  text = looping(bound=8).replace("\n%body", sparse + "\n%body").replace("%next = s32[] add", start)
+  gathers = [row for row in collectives(Program(text), {"fsdp": 16}) if row.kind == "all-gather"]
+  assert [(row.asynchronous, row.count, row.ring_bytes) for row in gathers] == [(True, 8, 8 * 4096 * 64 * 2 * 15 / 16)]
+
+
 def test_types():
   printed = "(bf16[2,4]{1,0:T(8,128)(2,1)S(1)}, u32[], (s4[8], pred[3]))"
   assert arrays(printed) == [("bf16", (2, 4)), ("u32", ()), ("s4", (8,)), ("pred", (3,))]
