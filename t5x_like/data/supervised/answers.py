@@ -1,5 +1,6 @@
 """Answers in a context: the tokens that cover an answer's characters (SQuAD, Rajpurkar et al. 2016)."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -45,6 +46,9 @@ class Contexts:
   def located(self, text: str, answer: str, begin: int, where: str) -> tuple[int, int]:
     """Return the first and the last token of an answer in a context.
 
+    Some places in SQuAD are of the answer's letters within another word: the "20" of "2015" for "set 20 years after".
+    If tokens cannot spell the answer there, its nearest occurrence as words of its own is taken, if there is one.
+
     Args:
       text: the context.
       answer: the answer.
@@ -61,11 +65,33 @@ class Contexts:
     if not answer or found != answer:
       raise UserError(f"{where}: found {found!r} at place {begin} of the context, expected the answer {answer!r}")
     context = self(text)
-    for parts_n2 in (context.spans, context.words):  # words where the vocabulary drops all of the answer's characters
-      first, last = int((parts_n2[:, 1] <= begin).sum()), int((parts_n2[:, 0] < end).sum()) - 1
-      if first <= last:
-        break
+    first, last = _covering(context, begin, end)
+    if (context.spans[first, 0], context.spans[last, 1]) != (begin, end) and _cut(text, begin, end):
+      if places := _elsewhere(text, answer):
+        begin = min(places, key=lambda place: (text[place : place + len(answer)] != answer, abs(place - begin)))
+        first, last = _covering(context, begin, begin + len(answer))
     return first, last
+
+
+def _covering(context: Context, begin: int, end: int) -> tuple[int, int]:
+  """Return the first and the last token of the characters from `begin` to `end`."""
+  for parts_n2 in (context.spans, context.words):  # words where the vocabulary drops all of the characters
+    first, last = int((parts_n2[:, 1] <= begin).sum()), int((parts_n2[:, 0] < end).sum()) - 1
+    if first <= last:
+      break
+  return first, last
+
+
+def _cut(text: str, begin: int, end: int) -> bool:
+  """Return whether a part of a text begins or ends within a word."""
+  return any(text[place - 1 : place].isalnum() and text[place : place + 1].isalnum() for place in (begin, end))
+
+
+def _elsewhere(text: str, answer: str) -> list[int]:
+  """Return the places where an answer stands as words of its own, in any case."""
+  found = re.finditer(f"(?={re.escape(answer)})", text, re.IGNORECASE)
+  places = [match.start() for match in found]
+  return [place for place in places if not _cut(text, place, place + len(answer))]
 
 
 def answers_of(found: Any, where: str) -> list[tuple[str, int]]:

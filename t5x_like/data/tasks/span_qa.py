@@ -7,7 +7,8 @@ A row is [CLS] question [SEP] context [SEP]. A context that is too long becomes 
 `stride` tokens apart. `span_start` and `span_end` are the places of the answer's first and last token in the row; both
 are 0, the place of [CLS], where there is no answer or the window does not hold all of it. Of several answers the first
 counts. Its characters are located in the context by `answer_start`, and the label is the shortest run of tokens that
-covers all of them: exactly the answer, unless it begins or ends within a token.
+covers all of them: exactly the answer, unless it begins or ends within a token. An answer placed within another word is
+taken where it stands as words of its own, if it does anywhere.
 
 `Task.examples` gives for each window `record`, `context`, `answers` (texts), `question` (the number of its question),
 `first` (the position in the row of its first context token), `spans`, int64 [n, 2]: the beginning and end of its tokens
@@ -128,7 +129,7 @@ def task(
     return Rows(example_W.size, read, example_W, view)
 
   return labelled(
-    "span_qa.v2",
+    "span_qa.v3",
     source,
     vocabulary,
     fields=("question", "context", "answers"),

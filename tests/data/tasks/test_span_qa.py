@@ -79,6 +79,26 @@ def test_an_answer_within_a_token_is_covered(kind):
   assert "01" in found and found in "2015"
 
 
+MISPLACED = {
+  "digits of a year": ("Finished in 2015, it is set 20 years after, and 20 miles off.", "20", 28),
+  "letters of a word": ("The Westwood crew won two of ten.", "two", 22),
+  "in another case": ("Among contenders, Ten won.", "ten", 18),
+  "nowhere else": ("Finished in 2015 of 2015.", "20", 12),
+  "only within other words": ("In 2015, 1820s and 2120.", "20", 3),
+}
+
+
+@pytest.mark.parametrize("case", MISPLACED)
+def test_an_answer_placed_within_another_word_is_taken_where_it_stands_alone(case):
+  """Of several places the nearest; where there is none, the token around the annotated place."""
+  context, answer, expected = MISPLACED[case]
+  at = context.lower().index(answer)
+  lines = [context.encode() for context, *_ in MISPLACED.values()] * 50
+  contexts = Contexts(train_tokenizer.train(lines, size=115, kind="wordpiece", with_mask=True, lowercase=True))
+  first, last = contexts.located(context, context[at : at + len(answer)], at, "here")
+  assert contexts(context).spans[first, 0] == expected and first == last
+
+
 LETTERS = "abcXYZ09éßŁİﬁ日本,.;-—'\"()$“”☃\u0301\u200b"
 
 
