@@ -41,6 +41,6 @@ def get_config(size: Size = "base", static: bool = False, whole_words: bool = Fa
   config.schedule = {"name": "linear", "learning_rate": 1e-4, "warmup_steps": 10_000}
   config.clip_norm = 1.0
   config.eval_every = 10_000
-  config.evals = {"loss": {"max_examples": 16_384}}
+  config.evals = {"loss": {"max_examples": 16_384}, "samples": {}}
   config.checkpoint = {"every": 10_000, "keep_last": 3, "keep_every": 100_000}
   return config

@@ -37,6 +37,6 @@ def get_config():
   config.clip_norm = 1.0
 
   config.eval_every = 10_000
-  config.evals = {"loss": {"max_examples": 16_384}}
+  config.evals = {"loss": {"max_examples": 16_384}, "samples": {}}
   config.checkpoint = {"every": 10_000, "keep_last": 3, "keep_every": 100_000}
   return config

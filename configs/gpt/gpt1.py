@@ -37,6 +37,6 @@ def get_config():
   config.clip_norm = 1.0
 
   config.eval_every = 2_000
-  config.evals = {"loss": {"max_examples": 4_096}}
+  config.evals = {"loss": {"max_examples": 4_096}, "samples": {}}
   config.checkpoint = {"every": 2_000, "keep_last": 3, "keep_every": 20_000}
   return config

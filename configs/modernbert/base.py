@@ -39,6 +39,6 @@ def get_config():
   config.schedule = {"name": "linear", "learning_rate": 8e-4, "warmup_steps": 636}  # 3 * 10^9 tokens
 
   config.eval_every = 10_000
-  config.evals = {"loss": {"max_examples": 16_384}}
+  config.evals = {"loss": {"max_examples": 16_384}, "samples": {}}
   config.checkpoint = {"every": 10_000, "keep_last": 3, "keep_every": 100_000}
   return config

@@ -39,6 +39,6 @@ def get_config(size: Literal["base", "large"] = "base"):
   config.schedule = {"name": "linear", "learning_rate": learning_rate, "warmup_steps": warmup_steps}
 
   config.eval_every = 10_000
-  config.evals = {"loss": {"max_examples": 16_384}}
+  config.evals = {"loss": {"max_examples": 16_384}, "samples": {}}
   config.checkpoint = {"every": 10_000, "keep_last": 3, "keep_every": 100_000}
   return config

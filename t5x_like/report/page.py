@@ -215,7 +215,7 @@ def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
       try:
         sample = json.loads(line)
         texts = {name: str(sample[name]) for name in ("input", "target", "prediction")}
-        texts |= {name: str(sample[name]) for name in ("original", "filled") if name in sample}
+        texts |= {name: str(sample[name]) for name in ("original", "filled", "shows") if name in sample}
         entry = {"task": str(sample.get("task", path.stem)), "step": int(sample["step"]), "texts": texts}
       except (ValueError, TypeError, KeyError) as error:
         raise UserError(

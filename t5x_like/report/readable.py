@@ -8,7 +8,7 @@ from typing import Any
 from t5x_like.report.charts import Rows, series
 from t5x_like.report.numbers import duration, short
 
-_GAP = re.compile(r"\S*<extra_id_\d+>\S*")  # with the word around it, if it is inside of one
+_GAP = re.compile(r"\S*(?:<extra_id_\d+>|\[MASK\]|<mask>)\S*")  # with the word around it, if it is inside of one
 _SENTINEL = re.compile(r"(<extra_id_\d+>)")
 _COUNT = re.compile(r"([\d,]+) parameters")
 BLANK = "____"
@@ -84,7 +84,14 @@ def _seconds(rows: Rows) -> float:
 
 
 def sample(texts: dict[str, str]) -> dict[str, Any]:
-  """Return a sample for the page: `rows` of a label and parts, `status` in words, and whether it is `good`."""
+  """Return a sample for the page: `rows` of a label and parts, `status` in words, and whether it is `good`.
+
+  A text that goes on from a prompt (`shows` is `more`) is neither good nor bad.
+  """
+  if texts.get("shows") == "more":
+    told, prompt = [(texts["input"], "sentinel")], texts["input"]
+    rows = [("model", [*told, (texts["prediction"], "")]), ("original", [*told, (texts["target"], "")])]
+    return {"rows": rows, "good": None, "status": f"goes on after {len(prompt.split())} words"}
   if "filled" not in texts or "original" not in texts:
     exact = texts["target"] == texts["prediction"]
     rows = [(name, _split(texts[name])) for name in ("input", "target", "prediction")]

@@ -9,7 +9,7 @@ import pytest
 from t5x_like.errors import UserError
 from t5x_like.report.__main__ import main
 from t5x_like.report.page import write_report
-from t5x_like.report.readable import verdict
+from t5x_like.report.readable import sample, verdict
 from t5x_like.runtime.process import environment
 
 
@@ -75,6 +75,15 @@ def test_filled_text_is_readable_and_its_words_are_judged(tmp_path):
   assert found in page
   assert 'name of <span class="sentinel">OpenType</span> &amp; <span class="sentinel">co</span></dd>' in page
   assert "1 of 3 words as in the original" in page and "enco&lt;extra_id" not in page
+
+
+def test_masks_are_gaps_and_continuations_are_not_judged():
+  texts = {"target": "", "prediction": "", "input": "the [MASK] name of <mask>ing", "original": "the old name of going"}
+  found = sample(texts | {"filled": "the old name of being"})
+  assert dict(found["rows"])["with gaps"][2] == ("____", "sentinel") and found["status"].startswith("1 of 2 words")
+  found = sample({"input": "He went", "target": " home.", "prediction": " away,\nand", "shows": "more"})
+  assert found["good"] is None and found["status"] == "goes on after 2 words"
+  assert dict(found["rows"])["model"] == [("He went", "sentinel"), (" away,\nand", "")]
 
 
 def test_the_page_begins_with_a_verdict_and_facts(tmp_path):
