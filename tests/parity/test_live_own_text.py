@@ -1,0 +1,36 @@
+"""The recipe for a text of one's own, exported: `transformers` opens the directory with the same logits."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from parity.test_live_fine_tuned import train
+from t5x_like.library import model as library
+from t5x_like.nn import params
+from tools import convert_hf
+
+pytestmark = pytest.mark.parity
+TEXT = "The king is not so sure of it.\n\nHe went\n"
+SHORT = (
+  "total_steps=2",
+  "schedule.warmup_steps=1",
+  "eval_every=2",
+  "checkpoint.every=2",
+  "evals={}",
+  "batch_size=8",
+  "task.store=builtin",
+)
+
+
+def test_the_recipe_of_the_tutorial_exports(tmp_path):
+  recipe, workdir, exported = "--config=configs/gpt/my_text.py", tmp_path / "text", tmp_path / "exported"
+  train(recipe, f"--workdir={workdir}", *(f"--config.{value}" for value in SHORT))
+  assert convert_hf.main([f"--input={workdir}", f"--output={exported}"]) == 0
+  opened = library.load(str(workdir))
+  ours = params.with_arrays(opened.model, opened.run.arrays)
+  ids = np.array([opened.vocabulary.encode(TEXT)])
+  logits = np.asarray(ours({"decoder_input_tokens": ids})["logits"])
+  theirs = transformers.AutoModelForCausalLM.from_pretrained(exported).eval()
+  with torch.no_grad():
+    np.testing.assert_allclose(logits, theirs(torch.tensor(ids)).logits.numpy(), atol=1e-4)
