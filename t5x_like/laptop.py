@@ -135,6 +135,9 @@ def _build_in(config: ConfigDict) -> None:
   Evaluators of labels use the built-in labels and their own defaults.
   """
   task = config.task
+  if "parts" in task and _told(task.get("shared", {}).get("name"), "BUILT_IN"):
+    task.parts = {label: {} for label in list(task.parts)[:2]}
+    task = task.shared
   if config.teacher:
     model = (config.teacher.get("model") or config.model).to_dict()
     model |= {"variant": tiny_variant(model["name"], model["variant"])}

@@ -100,11 +100,21 @@ def inherited(config: ConfigDict) -> ConfigDict:
     found.init = ConfigDict(values | {"inherit": False})
     if found.task.get("store") is not None or "vocab_size" not in found.model:
       return found  # the store has its own, see `assembly`; images may have other classes
-    if found.task.get("vocabulary") is None:
-      found.task.vocabulary = trained.vocabulary_at(directory, saved)
-    else:
-      workdirs.check_vocabulary(directory, saved, vocabularies.load(found.task.vocabulary), found.task.vocabulary)
+    for task in _of_texts(found):
+      if task.get("vocabulary") is None:
+        task["vocabulary"] = trained.vocabulary_at(directory, saved)
+      else:
+        workdirs.check_vocabulary(directory, saved, vocabularies.load(task["vocabulary"]), task["vocabulary"])
   return found
+
+
+def _of_texts(config: ConfigDict) -> list[ConfigDict]:
+  """Return the arguments that take the run's vocabulary: its task's, what a mixture's parts share, and those of
+  evaluations with a task of their own that names no store."""
+  if "parts" in config.task and "shared" not in config.task:
+    config.task.shared = {}
+  own = (values.get("task") or {} for values in config.evals.values())
+  return [config.task.get("shared", config.task), *(task for task in own if "name" in task and "store" not in task)]
 
 
 def _lengthen(config: ConfigDict) -> None:

@@ -1,0 +1,58 @@
+"""T5, fine-tuned or trained on all tasks of GLUE, SuperGLUE and SQuAD at once (Raffel et al. 2020, section 3.5.2).
+
+  python -m t5x_like.train --config=configs/finetune/mixture.py:superglue --workdir=runs/superglue \\
+      --config.init.workdir=runs/t5_base --config.task.maximum=65536 --config.task.temperature=2
+
+The argument is a suite, or `all` for GLUE, SuperGLUE and SQuAD together. Tasks are drawn in proportion to their
+examples, of which at most `task.maximum` count (the paper's K). Their rates are raised to 1 / `task.temperature` (its
+T): 1 is proportional, the paper's mixture for fine-tuning. Table 11 compares K from 2^16 to 2^21, and T of 2, 4 and 8.
+The examples are T5's: of ReCoRD one for each answer, of WSC those whose referent is right. WNLI is left out, as in T5.
+Every task is evaluated by its own metrics (`--evals=NAME`). Data are TensorFlow datasets, prepared in the directory
+that TFDS_DATA_DIR names. Not run at full size here.
+"""
+
+from typing import Literal
+
+from t5x_like.benchmarks.suites import glue, squad, superglue
+from t5x_like.config import defaults
+
+_SUITES = {"glue": ("glue",), "superglue": ("superglue",), "all": ("glue", "superglue", "squad")}
+_FILES = {"glue": glue, "superglue": superglue, "squad": squad}
+LAPTOP = {"schedule.learning_rate": 1e-3, "evals": {"loss": {"max_examples": 64}}}
+
+
+def get_config(suite: Literal[tuple(_SUITES)] = "glue"):
+  config = defaults()
+
+  config.model = {"name": "t5", "variant": "t5-v1_1-base", "dropout": 0.1, "vocab_size": 32_128}
+  lengths = {"inputs_length": 512, "targets_length": 62}
+  parts, evals = {}, {}
+  for file in _SUITES[suite]:
+    for name, benchmark in _FILES[file].SUITE.tasks.items():
+      if benchmark.text and name != "wnli":
+        label = name if name not in parts else f"{file}_{name}"
+        source = benchmark.sources(False, benchmark.text)["task.source"]
+        texts = {key: benchmark.text.task[key] for key in ("inputs", "targets")}
+        parts[label] = {"source": source} | texts
+        for split, where in benchmark.evaluated.items():
+          task = {"task": {"name": "text_to_text"} | parts[label] | lengths | {"too_long": "truncate", "packed": False}}
+          evals[f"{label}_{split}"] = dict(benchmark.text.evaluator) | task | {"split": where}
+  config.task = {
+    "name": "mixture",
+    "shared": {"name": "text_to_text", "too_long": "truncate", "packed": False} | lengths,
+    "parts": parts,
+    "rates": "temperature",
+    "temperature": 1.0,
+    "maximum": 2**19,
+  }
+  config.objective = {"name": "encoder_decoder"}
+  config.eval_split = "train"  # the tasks name their own splits
+  config.evals = evals
+
+  config.batch_size = 128
+  config.total_steps = 2**18
+  config.optimizer = {"name": "adafactor"}
+  config.schedule = {"name": "constant", "learning_rate": 1e-3}
+  config.eval_every = 5_000
+  config.checkpoint = {"every": 5_000, "keep_last": 3}
+  return config
