@@ -9,6 +9,7 @@ from t5x_like.benchmarks import suites
 from t5x_like.corpora.sources import Skip, open_source
 from t5x_like.data.supervised.templates import Template
 from t5x_like.errors import UserError
+from t5x_like.metrics.texts import METRICS
 
 
 def made(form: str, rows: list[dict], folder, split: str = "validation") -> list[dict]:
@@ -162,6 +163,15 @@ def test_a_hypothesis_becomes_the_referent_of_the_pronoun_that_it_replaces(
   assert made("wnli", [row], tmp_path) == [expected]
   (without,) = made("wnli", [row | {"sentence1": "No pronoun."}], tmp_path)
   assert isinstance(without, Skip)
+
+
+def test_a_hypothesis_that_repeats_nothing_has_an_empty_referent(tmp_path):
+  row = {"sentence1": "You can see it there.", "sentence2": "Gaps are visible.", "label": "entailment", "idx": 2}
+  (found,) = made("wnli", [row], tmp_path)
+  expected = {"inputs": "wsc: You can see *it* there.", "targets": "-1", "judged": ["", "True"], "idx": 2}
+  assert found == expected
+  judge = METRICS["referent"]()
+  assert judge.metric([judge.reference(found["judged"])], [judge.prediction("the gap")])["accuracy"] == 0
 
 
 # Templates of the tasks that need no form: the text of a record, and the names of the labels.

@@ -112,20 +112,21 @@ def dpr(record: Record, where: str, training: bool) -> Iterator[Record]:
 def wnli(record: Record, where: str, training: bool) -> Iterator[Record | Skip]:
   """Yield the premise with the pronoun that the hypothesis replaces between asterisks; the target is its replacement.
 
-  `judged` is as in `wsc`: whether the premise entails the hypothesis.
+  `judged` is as in `wsc`: whether the premise entails the hypothesis. A few hypotheses repeat nothing of the premise:
+  their referent is empty, so any answer is False, and their target is -1, because a target cannot be empty.
   """
   del where, training
   premise, hypothesis = record["sentence1"], record["sentence2"]
   made = _best_pronoun(_cleaned(premise), _cleaned(hypothesis))
-  referent = made and _spelled(made[1], hypothesis)
-  if not referent:
-    yield Skip("no pronoun that the hypothesis replaces")
+  if not made:
+    yield Skip("no pronoun")
     return
+  referent = _spelled(made[1], hypothesis)
   words = premise.split(" ")
   word = words[made[0]]
   words[made[0]] = f"*{word[:-1]}* {word[-1]}" if word[-1] in _END else f"*{word}*"
   label = _truth({"entailment": True, "not_entailment": False}.get(record["label"], record["label"]))
-  texts = {"inputs": "wsc: " + " ".join(words), "targets": referent}
+  texts = {"inputs": "wsc: " + " ".join(words), "targets": referent or UNLABELLED}
   yield texts | {"judged": [referent, label], "idx": record.get("idx")}
 
 
