@@ -187,12 +187,25 @@ def _meant(spec: str | dict) -> dict:
   return {"activation": "tanh", **({"labels": 2} if spec["name"] in ("classification", "tokens") else {}), **spec}
 
 
-def tensors(m: Mapping, prefix: str, heads: tuple[Head, ...]) -> None:
+def tensors(m: Mapping, prefix: str, heads: tuple[Head, ...], project: str = "embeddings_project") -> None:
   """Map every tensor of the body and of the head.
 
   Args:
     prefix: the prefix of the body's tensors, such as "bert".
+    project: the name of the projection of a narrower table.
   """
+  body = ends(m, prefix, heads, project)
+  for layer, (_, at) in enumerate(places(m.model.encoder, m.model.variant.dims.layers)):
+    theirs, ours = f"{body}encoder.layer.{layer}", "encoder/blocks"
+    m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", at, names=ATTENTION)
+    m.norm(f"{theirs}.attention.output.LayerNorm", f"{ours}/self_attention/out_norm", at)
+    m.linear(f"{theirs}.intermediate.dense", f"{ours}/mlp/layer/wi", at)
+    m.linear(f"{theirs}.output.dense", f"{ours}/mlp/layer/wo", at)
+    m.norm(f"{theirs}.output.LayerNorm", f"{ours}/mlp/out_norm", at)
+
+
+def ends(m: Mapping, prefix: str, heads: tuple[Head, ...], project: str) -> str:
+  """Map the embeddings and the head; return the prefix of the layers. Arguments are those of `tensors`."""
   variant = m.model.variant
   name = _meant(variant.head)["name"]
   head = next(h for h in heads if h.name == name)
@@ -205,16 +218,10 @@ def tensors(m: Mapping, prefix: str, heads: tuple[Head, ...]) -> None:
   m.copy(f"{body}embeddings.token_type_embeddings.weight", "inputs/types/table")
   m.norm(f"{body}embeddings.LayerNorm", "inputs/norm")
   if variant.embed:
-    m.linear(f"{body}embeddings_project", "inputs/project")
-  for layer, (_, at) in enumerate(places(m.model.encoder, variant.dims.layers)):
-    theirs, ours = f"{body}encoder.layer.{layer}", "encoder/blocks"
-    m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", at, names=ATTENTION)
-    m.norm(f"{theirs}.attention.output.LayerNorm", f"{ours}/self_attention/out_norm", at)
-    m.linear(f"{theirs}.intermediate.dense", f"{ours}/mlp/layer/wi", at)
-    m.linear(f"{theirs}.output.dense", f"{ours}/mlp/layer/wo", at)
-    m.norm(f"{theirs}.output.LayerNorm", f"{ours}/mlp/out_norm", at)
+    m.linear(f"{body}{project}", "inputs/project")
   for theirs, ours in head.tensors.items():
     if ours.endswith("bias"):
       m.copy(theirs, f"head/{ours}")
     else:
       (m.norm if f"head/{ours}/scale" in m.names else m.linear)(theirs, f"head/{ours}")
+  return body

@@ -28,15 +28,15 @@ Wholes = Annotated[list, Condition("a list of whole numbers", lambda n: all(slot
 _NAMES: dict[Any, str] = {
   # Widths and lengths: each is the size of a tensor's axis or divides one.
   Size: """
-    attention_heads block_size d_ff d_kv d_model decoder_attention_heads decoder_ffn_dim decoder_hidden_size
-    decoder_intermediate_size decoder_num_attention_heads embed_dim embedding_size encoder_attention_heads
-    encoder_ffn_dim ffn_dim ffn_hidden_size global_attn_every_n_layers head_dim hidden_size intermediate_size n_embd
-    n_embed n_head n_heads n_inner n_positions num_attention_heads num_channels num_key_value_heads num_kv_heads
-    num_labels num_ln_in_parallel_attn num_queries projection_dim relative_attention_max_distance
-    relative_attention_num_buckets sliding_window type_vocab_size vocab_size window_size word_embed_proj_dim
-    query_pre_attn_scalar max_position_embeddings original_max_position_embeddings decoder_layers
-    decoder_num_hidden_layers encoder_layers n_layer n_layers num_decoder_layers num_experts num_experts_per_tok
-    num_hidden_layers num_layers num_local_experts
+    inner_group_num num_hidden_groups attention_heads block_size d_ff d_kv d_model decoder_attention_heads
+    decoder_ffn_dim decoder_hidden_size decoder_intermediate_size decoder_num_attention_heads embed_dim embedding_size
+    encoder_attention_heads encoder_ffn_dim ffn_dim ffn_hidden_size global_attn_every_n_layers head_dim hidden_size
+    intermediate_size n_embd n_embed n_head n_heads n_inner n_positions num_attention_heads num_channels
+    num_key_value_heads num_kv_heads num_labels num_ln_in_parallel_attn num_queries projection_dim
+    relative_attention_max_distance relative_attention_num_buckets sliding_window type_vocab_size vocab_size
+    window_size word_embed_proj_dim query_pre_attn_scalar max_position_embeddings original_max_position_embeddings
+    decoder_layers decoder_num_hidden_layers encoder_layers n_layer n_layers num_decoder_layers num_experts
+    num_experts_per_tok num_hidden_layers num_layers num_local_experts
   """,
   Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks num_sparse_encoder_layers",
   Size | Sizes: "image_size patch_size num_heads",

@@ -66,6 +66,9 @@ BERT = dict(
   max_position_embeddings=64,
 )
 ELECTRA = BERT | dict(embedding_size=8)
+ALBERT = BERT | dict(
+  hidden_size=20, num_hidden_layers=3, num_attention_heads=5, intermediate_size=28, embedding_size=12
+)
 SPARSE = BERT | dict(block_size=4, num_random_blocks=1)
 MODERN = dict(
   vocab_size=VOCAB,
@@ -145,6 +148,15 @@ CASES = {
   "electra-tokens": _encoder("ForTokenClassification", "Electra", ELECTRA),
   "electra-spans": _encoder("ForQuestionAnswering", "Electra", ELECTRA, **SPANS),
   "electra-body": _encoder("Model", "Electra", ELECTRA, logits="last_hidden_state"),
+  "albert": _encoder(
+    "ForPreTraining", "Albert", ALBERT, logits="prediction_logits", outputs={"sop_logits": "next_sentence_logits"}
+  ),
+  "albert-mlm": _encoder("ForMaskedLM", "Albert", ALBERT | dict(hidden_act="gelu")),
+  "albert-classification": _encoder("ForSequenceClassification", "Albert", ALBERT),
+  "albert-multiple-choice": _encoder("ForMultipleChoice", "Albert", ALBERT),
+  "albert-tokens": _encoder("ForTokenClassification", "Albert", ALBERT),
+  "albert-spans": _encoder("ForQuestionAnswering", "Albert", ALBERT, **SPANS),
+  "albert-body": _encoder("Model", "Albert", ALBERT, **POOLED),
   "bigbird": _encoder("ForPreTraining", "BigBird", SPARSE, length=42, **NEXT),
   "bigbird-mlm": _encoder("ForMaskedLM", "BigBird", SPARSE | dict(rescale_embeddings=True, use_bias=False), length=44),
   "bigbird-full": _encoder("ForMaskedLM", "BigBird", BERT | dict(attention_type="original_full")),

@@ -117,6 +117,7 @@ def split_pair(
   single: bool,
   random_next: float,
   short: float,
+  swapped: float = 0.0,
   key_B: tf.Tensor,
   room_B: tf.Tensor | None = None,
 ):
@@ -135,12 +136,13 @@ def split_pair(
     random_next: share of rows whose B is replaced.
     short: share of rows whose chunk is first cut to a uniformly drawn size, 2 to T (a tenth in the code of Devlin et
       al. 2019, to prepare the model for fine-tuning on short sequences).
+    swapped: share of rows whose A and B change places, if B follows A (sentence order prediction).
     room_B: int32 [B], the maximum tokens of A and B together if they share a row with others; a replaced B then begins
       early enough to fill its room, if the given part of its document is long enough. None is the whole row.
 
   Returns:
-    (a_start, a_size, b, b_start, b_size, label): B's tokens int32 [B, T]; label 1 if B is replaced. A chunk of one
-    token has no following B and always gets label 1; an `other` without tokens (only an EOS) gets label 0.
+    (a_start, a_size, b, b_start, b_size, label): B's tokens int32 [B, T]; label 1 if B is replaced or was before A. A
+    chunk of one token has no following B and always gets label 1; an `other` without tokens (only an EOS) gets label 0.
   """
   T, U = tf.shape(chunk_BT)[1], tf.shape(other_BU)[1]
   word_B4 = random.bits(random.row_keys(7, key_B), 4)
@@ -190,4 +192,10 @@ def split_pair(
   b_size_B = tf.where(label_B, other_end_B - other_start_B, end_B - cut_B)
   b_size_B = tf.clip_by_value(b_size_B, 0, room_B - a_size_B)
   b_BT = tf.where(label_B[:, None], cut(other_BU, other_start_B, T), chunk_BT)
+  if swapped:
+    draw_B = tf.cast(random.bits(random.row_keys(9, key_B), 1)[:, 0], tf.int64)
+    swap_B = (draw_B < round(swapped * 2**32)) & ~label_B
+    a_start_B, b_start_B = tf.where(swap_B, b_start_B, a_start_B), tf.where(swap_B, a_start_B, b_start_B)
+    a_size_B, b_size_B = tf.where(swap_B, b_size_B, a_size_B), tf.where(swap_B, a_size_B, b_size_B)
+    label_B = label_B | swap_B
   return a_start_B, a_size_B, b_BT, b_start_B, b_size_B, tf.cast(label_B, tf.int32)

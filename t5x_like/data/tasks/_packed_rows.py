@@ -64,12 +64,13 @@ class Pairs:
     *,
     random_next: float,
     short: float,
+    swapped: float = 0.0,
   ):
     self._most, self._length, self._ids = most_pairs(length), length, ids
     spare = 3 if short else 0
     self._rows = ChunkRows(tokens, length, beside=3, spare=spare, most=self._most - bool(short), least=2)
     self._share = short / (2 - short)  # of the chunks that are cut: n chunks become (1 + share) n pairs
-    self._options = dict(sentences=rule, single=False, random_next=random_next, short=0.0)
+    self._options = dict(sentences=rule, single=False, random_next=random_next, short=0.0, swapped=swapped)
     self.num_examples = self._rows.num_examples
 
   def __call__(self, example_index_B, key_B, offset_B):

@@ -39,7 +39,7 @@ from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.tasks import _packed_rows
 from t5x_like.data.windows import Text
 from t5x_like.errors import UserError
-from t5x_like.slots import Length
+from t5x_like.slots import Length, Rate
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import special
 
@@ -86,6 +86,7 @@ def task(
   random_share: float = 0.1,
   static_copies: int | None = None,
   random_next: float = 0.5,
+  swapped: Rate = 0.0,
   short_pairs: float = 0.1,
   sentence_rule: str = sentences.DEFAULT_RULE,
   segment_ids: bool = True,
@@ -102,6 +103,8 @@ def task(
     mask_share, random_share: shares of the predicted tokens that become the mask and a random token.
     static_copies: masks per example, used in turn from epoch to epoch; None draws a new mask each time.
     random_next: share of pairs whose second segment is from another document.
+    swapped: share of pairs whose segments are in the wrong order, which the label then tells: ALBERT's sentence order
+      prediction is 0.5, with a `random_next` of 0 (Lan et al. 2020, section 3.1).
     short_pairs: share of segment pairs that are cut to a random size.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
     segment_ids: adds segments, 1 for tokens and 0 for padding. Turn them off for attention cores without segments, such
@@ -122,6 +125,8 @@ def task(
   masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
   if not 0 <= random_next <= 1 or not 0 <= short_pairs <= 1:
     raise UserError(f"random_next, short_pairs: found {random_next} and {short_pairs}, expected shares of 0 to 1")
+  if swapped and random_next:
+    raise UserError(f"swapped, random_next: found {swapped} and {random_next}, expected one of them to be 0")
   if static_copies is not None and static_copies < 1:
     raise UserError(f"static_copies: found {static_copies}, expected at least 1, or None for a new mask every time")
   pairs = input_format in ("segment_pair", "sentence_pair")
@@ -145,6 +150,7 @@ def task(
     {"packed": True} if packed else {}
   )
   shares = dict(random_next=float(random_next), short=float(short_pairs) * (input_format == "segment_pair"))
+  shares |= {"swapped": float(swapped)} if swapped else {}
   if input_format == "full_sentences":
     reader = FullSentences(tokens, length, ids, rule)
     rows |= windows.offset_facts(source.dynamic_offsets and static_copies is None)
@@ -170,6 +176,7 @@ def task(
 
   facts = dict(masking=masking, rate=rate, mask_share=mask_share, random_share=random_share, **rows)
   facts |= {"random_next": random_next, "short_pairs": short_pairs} if pairs else {}
+  facts |= {"swapped": swapped} if pairs and swapped else {}
   return Task(
     name=source.label or f"{tokens.name}_mlm",
     vocabulary=vocabulary,

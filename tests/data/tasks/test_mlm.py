@@ -120,6 +120,34 @@ def test_a_tenth_of_the_segment_pairs_are_short_and_of_any_size(tmp_path):
   assert_fits(counts[2:])
 
 
+@pytest.mark.parametrize("input_format", ["segment_pair", "sentence_pair"])
+def test_half_of_the_pairs_change_places(store, input_format):
+  """Sentence order prediction: the same pairs, and the label tells those whose second segment was the first."""
+  asked, rows = dict(length=64, input_format=input_format, random_next=0.0), 2000
+  plain, swapped = (batch(store, rows, **asked, swapped=share)[1] for share in (0.0, 0.5))
+  label, moved = swapped["next_sentence_label"], 0
+  assert_share(label.sum(), rows, 0.5)
+  for before, after, types, turned in zip(
+    restored(plain), restored(swapped), swapped["encoder_token_types"], label, strict=True
+  ):
+    (a, b), (first, second) = (
+      [list(x) for x in np.split(row, np.flatnonzero(row == SEP))[:2]] for row in (before, after)
+    )
+    a, b, first, second = a[1:], b[1:], first[1:], second[1:]  # without [CLS] and [SEP]
+    assert [first, second] == ([b, a] if turned else [a, b]) and types.sum() == len(second) + 1
+    moved += a != b and bool(turned)
+  assert moved > 0.1 * rows  # many sentences are equal
+
+
+def test_packed_pairs_change_places_too(store):
+  asked = dict(length=64, input_format="segment_pair", random_next=0.0, packed=True)
+  plain, swapped = (batch(store, 200, **asked, swapped=share)[1] for share in (0.0, 0.5))
+  used = (swapped["encoder_cls_positions"] > 0) | (np.arange(swapped["encoder_cls_positions"].shape[1]) == 0)
+  assert 0.35 < swapped["next_sentence_label"][used].mean() < 0.65
+  same = (restored(plain) == restored(swapped)).all(axis=1)
+  assert (same == (swapped["next_sentence_label"].sum(axis=1) == 0)).mean() > 0.95  # rows of equal segments aside
+
+
 def test_full_sentences_have_every_token_once(store):
   made = task.build("mlm", "train", store=store, length=64)
   rows = made.num_examples
@@ -165,6 +193,7 @@ def test_refusals(store, tmp_path):
     ({"rate": 2.0}, "rate"),
     ({"sentence_rule": "nowhere:at_all"}, "sentence_rule"),
     ({"input_format": "x"}, "format"),
+    ({"input_format": "segment_pair", "swapped": 0.5}, "swapped, random_next"),
   ):
     with pytest.raises(UserError, match=words):
       task.build("mlm", "train", store=store, **arguments)

@@ -1,0 +1,69 @@
+"""ALBERT, of one group of layers."""
+
+import dataclasses
+
+from t5x_like.errors import UserError
+from t5x_like.interop import encoders
+from t5x_like.interop.encoders import Head, under
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import albert
+
+MODEL_TYPES = ("albert",)
+MODELS = (albert.Model,)
+
+MLM = {"predictions.dense": "dense", "predictions.LayerNorm": "norm", "predictions.bias": "lm/bias"}
+POOLER = {"albert.pooler": "pooler/dense"}
+ORDER = {"sop_classifier.classifier": "next_sentence"}
+CLASSIFIER = {"classifier": "out"}
+HEADS = (
+  Head("ForPreTraining", "pretraining", under("mlm", MLM) | POOLER | ORDER),
+  Head("ForMaskedLM", "pretraining", under("mlm", MLM) | POOLER | ORDER),  # as in the hub's files
+  Head("ForMaskedLM", "mlm", MLM),
+  Head("ForSequenceClassification", "classification", POOLER | CLASSIFIER),
+  Head("ForMultipleChoice", "multiple_choice", POOLER | CLASSIFIER),
+  Head("ForTokenClassification", "tokens", CLASSIFIER),
+  Head("ForQuestionAnswering", "spans", {"qa_outputs": "out"}),
+  Head("Model", "pooled", {"pooler": "pooler/dense"}),
+  Head("Model", "none", {}),
+)
+
+
+def build(fields: Fields, names: set[str]):
+  fields.only("num_hidden_groups", 1)
+  fields.only("inner_group_num", 1)
+  fields.ignore("classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
+  fields.ignore("layers_to_keep")
+  activation = fields.choose("hidden_act", encoders.ACTIVATIONS, "gelu_new")
+  table = fields.take("embedding_size", 128)
+  base = albert.VARIANTS["albert-base"]
+  variant = encoders.build(fields, names, base, "Albert", HEADS, activation=activation)
+  if table == variant.dims.embed:
+    raise fields.refusal("embedding_size", table, f"a table that is not as wide as the stack, {table}")
+  return albert.Model, {"variant": dataclasses.replace(variant, embed=table)}
+
+
+def config(model, model_type: str | None) -> dict:
+  if not model.variant.embed:
+    raise UserError(f"embedding width {model.variant.dims.embed}: albert supports only a table of another width")
+  return encoders.config(model, "albert", "Albert", HEADS) | {
+    "embedding_size": model.variant.embed,
+    "num_hidden_groups": 1,
+    "inner_group_num": 1,
+    "bos_token_id": model.variant.tokens.start,
+    "eos_token_id": model.variant.tokens.eos,
+  }
+
+
+def tensors(m: Mapping) -> None:
+  body = encoders.ends(m, "albert", HEADS, "encoder.embedding_hidden_mapping_in")
+  theirs, ours = f"{body}encoder.albert_layer_groups.0.albert_layers.0", "encoder/blocks"
+  m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", 0, names=("query", "key", "value", "dense"))
+  m.norm(f"{theirs}.attention.LayerNorm", f"{ours}/self_attention/out_norm", 0)
+  m.linear(f"{theirs}.ffn", f"{ours}/mlp/layer/wi", 0)
+  m.linear(f"{theirs}.ffn_output", f"{ours}/mlp/layer/wo", 0)
+  m.norm(f"{theirs}.full_layer_layer_norm", f"{ours}/mlp/out_norm", 0)
+  m.copies = {
+    "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+    "predictions.decoder.bias": "predictions.bias",
+  }

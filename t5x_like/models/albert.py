@@ -1,0 +1,47 @@
+"""ALBERT (Lan et al. 2020, https://arxiv.org/abs/1909.11942): BERT with a narrow token table and shared layers.
+
+All layers have the same parameters; token vectors of width 128 are projected to the stack. The second pretraining head
+tells whether two segments are in order (`config.task.swapped`). GELU is in its tanh form, as in the released models;
+sizes are those of the paper's table 1, with the 12 layers of the released xxlarge.
+"""
+
+from dataclasses import replace
+
+from flax import nnx
+
+from t5x_like.architectures.design import Tokens, Variant
+from t5x_like.architectures.encoder import Encoder
+from t5x_like.models import bert
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.shared_stack import SharedStack
+
+DESIGN = replace(bert.DESIGN, activation="gelu_tanh")
+TOKENS = Tokens(pad=0, start=2, eos=3)  # <pad>, [CLS], [SEP]
+
+
+def _albert(embed, mlp, heads, layers) -> Variant:
+  dims = Dims(embed, heads, heads, embed // heads, mlp, layers)
+  return Variant(dims, DESIGN, 30_000, TOKENS, types=2, embed=128, head="pretraining")
+
+
+VARIANTS = {
+  #                         embed    mlp heads layers
+  "albert-tiny":    _albert(  256,  1024,    4,     4),  # for debugging
+  "albert-base":    _albert(  768,  3072,   12,    12),
+  "albert-large":   _albert( 1024,  4096,   16,    24),
+  "albert-xlarge":  _albert( 2048,  8192,   16,    24),
+  "albert-xxlarge": _albert( 4096, 16384,   64,    12),
+}  # fmt: skip
+
+
+class Model(Encoder):
+  """An ALBERT of one of `VARIANTS`, with the features and arguments of every encoder."""
+
+  VARIANTS = VARIANTS
+
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    variant = self.variant
+    self.variant = replace(variant, dims=replace(variant.dims, layers=1))
+    super().build(rngs, **options)
+    self.variant = variant
+    self.encoder = SharedStack(self.encoder, variant.dims.layers)

@@ -1,0 +1,35 @@
+"""A stack whose layers share their parameters (Lan et al. 2020, section 3.1)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.nn.remat import Remat
+from t5x_like.nn.stack import Stack
+
+
+class SharedStack(Stack):
+  """A stack of one block, run `times` times; its parameters have a layers axis of length 1.
+
+  Args:
+    stack: the stack of one block, whose parts this one takes over.
+    times: number of layers.
+  """
+
+  def __init__(self, stack: Stack, times: int):
+    for name, value in vars(stack).items():
+      if not name.startswith("_"):
+        setattr(self, name, value)
+    self.times = times
+
+  def _run(self, blocks: tuple, x_BTD: jax.Array, context, key: jax.Array | None, remat: Remat, cache=None):
+    block, _ = jax.tree.map(lambda leaf: leaf[0], blocks)
+    keys_L = None if key is None else jax.random.split(key, self.times)
+
+    def body(x_BTD, layer):
+      x_BTD, aux, _ = block(x_BTD, dataclasses.replace(context, depth=None), None, layer[1])
+      return x_BTD, aux
+
+    x_BTD, aux_L = self.over(body, x_BTD, (jnp.arange(self.times), keys_L), remat)
+    return x_BTD, aux_L, cache

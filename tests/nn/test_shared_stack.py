@@ -1,0 +1,48 @@
+"""Layers that share their parameters against a stack of as many equal layers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import tiny
+from t5x_like.architectures.encoder import Encoder
+from t5x_like.models import albert
+from t5x_like.nn import params
+from t5x_like.nn.dims import Dims
+
+LAYERS = 3
+VARIANT = dataclasses.replace(
+  albert.VARIANTS["albert-tiny"], dims=Dims(16, 4, 4, 4, 32, LAYERS), embed=8, vocab_size=tiny.VOCAB
+)
+
+
+@pytest.mark.parametrize("form", [dict(layers="scan", remat="full"), dict(layers="loop")], ids=["scan", "loop"])
+def test_shared_layers_are_equal_layers_whose_gradients_add_up(form):
+  shared = jax.jit(lambda: albert.Model(nnx.Rngs(params=0), variant=VARIANT, **form))()
+  separate = jax.eval_shape(lambda: Encoder(nnx.Rngs(params=0), variant=VARIANT, **form))
+  batch = {"encoder_input_tokens": np.random.default_rng(0).integers(4, tiny.VOCAB, (2, 7)).astype(np.int32)}
+  one = params.arrays(shared)
+  many = {n: jnp.repeat(x, LAYERS, axis=0) if "blocks" in n else x for n, x in one.items()}
+  assert params.count(separate) > params.count(shared)
+
+  def value(arrays, model):
+    out = params.with_arrays(model, arrays)(batch)
+    return jnp.sum(jnp.sin(out["logits"])) + jnp.sum(out["next_sentence_logits"])
+
+  found, expected = (jax.jit(jax.value_and_grad(value))(x, m) for x, m in ((one, shared), (many, separate)))
+  np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+  largest = max(np.abs(g).max() for g in expected[1].values())
+  for name, gradient in found[1].items():
+    wanted = expected[1][name].sum(0, keepdims=True) if "blocks" in name else expected[1][name]
+    np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5 * largest, err_msg=name)
+
+
+def test_every_layer_drops_out_by_itself():
+  model = jax.jit(lambda: albert.Model(nnx.Rngs(params=0), variant=VARIANT, dropout=0.5))()
+  batch = {"encoder_input_tokens": np.full((2, 7), 5, np.int32)}
+  run = jax.jit(lambda key: model.encode(batch, key)[0])
+  assert float(jnp.abs(run(jax.random.key(0)) - run(jax.random.key(1))).max()) > 0.1
