@@ -27,13 +27,17 @@ def get_config(size: Literal["0", "1", "2", "3"] = "0"):
     "name": "image_classification",
     "source": "folders:train=imagenet/train,validation=imagenet/val",
     "resolution": 224,
-    "augmentations": ("random_resized_crop", "flip", {"name": "randaugment", "ops": 2, "magnitude": 10.0}),
+    "augmentations": (
+      "random_resized_crop",
+      "flip",
+      {"name": "randaugment", "magnitude": 10.0, "deviation": 0.0, "probability": 1.0},
+    ),
     "mixing": {"mixup": 0.8},
   }
   config.objective = {"name": "classification", "label_smoothing": 0.1}
   config.batch_size = 4096
   config.total_steps = 300 * _IMAGES // 4096
-  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.05}
+  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.05, "undecayed": "tables"}
   config.schedule = {"name": "cosine", "learning_rate": 1e-3, "warmup_steps": 10_000, "end": 0.01}
   config.clip_norm = 1.0
   config.eval_every = 3_000

@@ -34,7 +34,7 @@ def get_config(size: Literal["base", "small", "tiny16"] = "base"):
     "augmentations": (
       "random_resized_crop",
       "flip",
-      {"name": "randaugment", "ops": 2, "magnitude": 9.0},
+      {"name": "randaugment", "ops": 2, "magnitude": 9.0, "deviation": 0.5, "probability": 0.5},
       {"name": "erase", "probability": 0.25},
     ),
     "mixing": {"mixup": 0.8, "cutmix": 1.0},
@@ -43,7 +43,7 @@ def get_config(size: Literal["base", "small", "tiny16"] = "base"):
   config.objective = {"name": "distillation", "kind": "hard", "share": 0.5, "label_smoothing": 0.1}
   config.batch_size = 1024
   config.total_steps = 300 * _IMAGES // 1024
-  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.05}
+  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.05, "undecayed": "tables"}
   config.schedule = {"name": "cosine", "learning_rate": 1e-3, "warmup_steps": 5 * _IMAGES // 1024}
   config.eval_every = 5_000
   config.evals = {"loss": {}, "image_classification": {}}

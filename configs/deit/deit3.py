@@ -31,6 +31,7 @@ def get_config(size: Literal["small", "base", "large", "huge"] = "base"):
 
   head = {"name": "image_classification", "labels": 1000}
   config.model = {"name": "vit", "variant": variant, "resolution": resolution, "head": head, "drop_path": drop_path}
+  config.model.drop_path_rates = "uniform"
   config.model.design = {"layer_scale": 1e-4}
   config.model.remat = "full" if size == "huge" else "none"
   config.task = {
@@ -47,7 +48,7 @@ def get_config(size: Literal["small", "base", "large", "huge"] = "base"):
   config.objective = {"name": "classification", "loss": "sigmoid"}
   config.batch_size = 2048
   config.total_steps = 800 * _IMAGES // 2048
-  config.optimizer = {"name": "lamb", "weight_decay": 0.05}
+  config.optimizer = {"name": "lamb", "weight_decay": 0.05, "undecayed": "tables"}
   config.schedule = {"name": "cosine", "learning_rate": 3e-3, "warmup_steps": 5 * _IMAGES // 2048}
   config.clip_norm = 1.0
   config.eval_every = 10_000

@@ -30,7 +30,7 @@ def get_config(size: Literal["t", "s", "b"] = "t"):
     "augmentations": (
       "random_resized_crop",
       "flip",
-      {"name": "randaugment", "ops": 6, "magnitude": 9.0},
+      {"name": "randaugment", "ops": 6, "magnitude": 9.0, "deviation": 0.5, "probability": 0.5},
       {"name": "erase", "probability": 0.25},
     ),
     "mixing": {"mixup": 0.8, "cutmix": 1.0},

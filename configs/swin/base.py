@@ -43,7 +43,7 @@ def get_config(size: Literal["t", "s", "b", "l"] = "t", v2: bool = False):
     "augmentations": (
       "random_resized_crop",
       "flip",
-      {"name": "randaugment", "ops": 2, "magnitude": 9.0},
+      {"name": "randaugment", "ops": 2, "magnitude": 9.0, "deviation": 0.5, "probability": 0.5},
       {"name": "erase", "probability": 0.25},
     ),
     "mixing": {"mixup": 0.8, "cutmix": 1.0},
@@ -54,6 +54,7 @@ def get_config(size: Literal["t", "s", "b", "l"] = "t", v2: bool = False):
   config.batch_size = 4096 if large else 1024
   config.total_steps = (90 if large else 300) * epoch
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.01 if large else 0.05}
+  config.optimizer.undecayed = "tables"
   config.schedule = {"name": "cosine", "learning_rate": 1e-3, "warmup_steps": 20 * epoch}
   if large:
     config.schedule = {"name": "linear", "learning_rate": 1e-3, "warmup_steps": 5 * epoch}

@@ -13,10 +13,11 @@ Here a tensor is named by its content: the statistic's owner, the statistic, the
 parameters together (`adam/count`) is one scalar, however many groups keep a copy.
 """
 
+import dataclasses
 import functools
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,19 @@ from t5x_like.training.schedule import Schedule
 
 Named = dict[str, jax.Array]
 _OWNERS = {"FactoredState": "adafactor", "TraceState": "sgd"}
+_TABLE = re.compile(r"(^|/)(position/|(table|tokens)$)")
 _WRAPPED = ("inner_state", "inner_states", "inner_opt_state")
+
+
+@dataclasses.dataclass(frozen=True)
+class Decay:
+  """Weight decay of matrices; `undecayed="tables"` leaves out positions, class tokens and embeddings too."""
+
+  weight_decay: float = 0.01
+  undecayed: Literal["vectors", "tables"] = "vectors"
+
+  def added(self) -> optax.GradientTransformation:
+    return optax.add_decayed_weights(self.weight_decay, functools.partial(_matrices, undecayed=self.undecayed))
 
 
 def adafactor(
@@ -51,11 +64,10 @@ def adafactor(
 
 
 def adamw(
-  schedule: Schedule, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01
+  schedule: Schedule, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, **decay: Unpack[Decay]
 ) -> optax.GradientTransformation:
   """AdamW (Loshchilov & Hutter 2019). Decays matrices only: not norm scales, biases or other vectors."""
-  decayed = optax.add_decayed_weights(weight_decay, _matrices)
-  return optax.chain(optax.scale_by_adam(b1, b2, eps), decayed, _at_rate(schedule))
+  return optax.chain(optax.scale_by_adam(b1, b2, eps), Decay(**decay).added(), _at_rate(schedule))
 
 
 def lion(
@@ -63,8 +75,7 @@ def lion(
 ) -> optax.GradientTransformation:
   """Lion (Chen et al. 2023, program 1), which keeps one moment and steps by its sign: rates are 3 to 10 times smaller
   than AdamW's, and `weight_decay`, of matrices only, is as much larger."""
-  decayed = optax.add_decayed_weights(weight_decay, _matrices)
-  return optax.chain(optax.scale_by_lion(b1, b2), decayed, _at_rate(schedule))
+  return optax.chain(optax.scale_by_lion(b1, b2), Decay(weight_decay).added(), _at_rate(schedule))
 
 
 def muon(
@@ -93,7 +104,7 @@ def muon(
   kinds = {"muon": optax.chain(optax.trace(momentum, nesterov=True), optax.stateless(orthogonal))}
   kinds["adam"] = optax.scale_by_adam(b1, b2, eps)
   chosen = optax.partition(kinds, lambda named: {n: "muon" if _hidden(n, x) else "adam" for n, x in named.items()})
-  return optax.chain(chosen, optax.add_decayed_weights(weight_decay, _matrices), _at_rate(schedule))
+  return optax.chain(chosen, Decay(weight_decay).added(), _at_rate(schedule))
 
 
 def _hidden(name: str, x: jax.Array) -> bool:
@@ -108,11 +119,11 @@ def sgd(schedule: Schedule, *, momentum: float = 0.0) -> optax.GradientTransform
 
 
 def lamb(
-  schedule: Schedule, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, weight_decay: float = 0.01
+  schedule: Schedule, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, **decay: Unpack[Decay]
 ) -> optax.GradientTransformation:
   """LAMB (You et al. 2020, algorithm 2): AdamW, with the update of each tensor as long as the tensor times the rate."""
-  decayed = optax.add_decayed_weights(weight_decay, _matrices)
-  return optax.chain(optax.scale_by_adam(b1, b2, eps), decayed, optax.scale_by_trust_ratio(), _at_rate(schedule))
+  adam, ratio = optax.scale_by_adam(b1, b2, eps), optax.scale_by_trust_ratio()
+  return optax.chain(adam, Decay(**decay).added(), ratio, _at_rate(schedule))
 
 
 def lars(
@@ -120,20 +131,11 @@ def lars(
 ) -> optax.GradientTransformation:
   """LARS (You et al. 2017): momentum on gradients as long as their matrix times `trust_coefficient` and the rate;
   vectors have plain momentum."""
-  decayed = optax.add_decayed_weights(weight_decay, _matrices)
   scaled = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), _matrices)
-  return optax.chain(decayed, scaled, _at_rate(schedule), optax.trace(momentum))
+  return optax.chain(Decay(weight_decay).added(), scaled, _at_rate(schedule), optax.trace(momentum))
 
 
-OPTIMIZERS = {
-  "adafactor": adafactor,
-  "adamw": adamw,
-  "lamb": lamb,
-  "lars": lars,
-  "lion": lion,
-  "muon": muon,
-  "sgd": sgd,
-}
+OPTIMIZERS = {function.__name__: function for function in (adafactor, adamw, lamb, lars, lion, muon, sgd)}
 
 
 def bounded(optimizer: optax.GradientTransformation, most: dict[str, float]) -> optax.GradientTransformation:
@@ -156,8 +158,8 @@ def _at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:
   return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
-def _matrices(params: Named):
-  return jax.tree.map(lambda p: p.ndim > 1, params)
+def _matrices(params: Named, undecayed: str = "vectors") -> dict[str, bool]:
+  return {n: p.ndim > 1 and not (undecayed == "tables" and _TABLE.search(n)) for n, p in params.items()}
 
 
 def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -> optax.GradientTransformation:
@@ -282,8 +284,7 @@ def _owner(state: str) -> str:
   """Name a state's owner: `ScaleByAdamState` -> `adam`."""
   if state in _OWNERS:
     return _OWNERS[state]
-  bare = state.removeprefix("ScaleBy").removesuffix("State")
-  return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
+  return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", state.removeprefix("ScaleBy").removesuffix("State")).lower()
 
 
 def _scalar_sharding(sharding):

@@ -56,8 +56,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     )
   resolved.objective = _filled("objective", config.objective, objective)
   optimizer = slots.find("config.optimizer.name", config.optimizer.get("name"), OPTIMIZERS)
-  more = dict(given=("schedule",), also=(config_lib.OptimizerMemory,))
-  resolved.optimizer = _filled("optimizer", config.optimizer, optimizer, **more)
+  resolved.optimizer = _filled("optimizer", config.optimizer, optimizer, ("schedule",), (config_lib.OptimizerMemory,))
   schedule = slots.find("config.schedule.name", config.schedule.get("name"), SCHEDULES)
   whole = {"total_steps": config.total_steps} if config.schedule.name in _TO_TOTAL else {}
   resolved.schedule = _filled("schedule", ConfigDict(whole | config.schedule.to_dict()), schedule)
