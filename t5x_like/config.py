@@ -133,9 +133,11 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerMemory:
-  """The key of `config.optimizer` beside the optimizer's own: `offload` keeps its arrays in the hosts' memory."""
+  """The keys of `config.optimizer` beside the optimizer's own."""
 
-  offload: bool = False
+  offload: bool = False  # keeps the optimizer's arrays in the hosts' memory
+  ema: slots.Rate = 0.0  # decay of a moving average of the weights, kept beside them; 0 for none
+  use_ema: bool = True  # evaluations, predictions, exports and other runs take the average
 
 
 @dataclasses.dataclass(frozen=True)

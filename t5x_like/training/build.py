@@ -111,13 +111,15 @@ def model_of(config: ConfigDict):
 
 def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
   """Return (the optimizer of the parameters that are trained, their names or None for all)."""
-  arguments = {key: value for key, value in config.optimizer.to_dict().items() if key != "offload"}
+  arguments = {k: v for k, v in config.optimizer.to_dict().items() if k not in ("offload", "ema", "use_ema")}
   inner = slots.make("config.optimizer", arguments, OPTIMIZERS, schedule=schedule)
   optimizer = layerwise(inner, {name: p.axes for name, p in named.items()})
   if config.clip_norm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
   optimizer = bounded(tune.rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")})
+  if decay := config.optimizer.get("ema"):
+    optimizer = slots.module("ema", training).averaging(optimizer, decay)
   trained = [name for name in tune.trained(named) if not name.startswith(REFERENCE)]
   if len(trained) == len(named):
     return optimizer, None

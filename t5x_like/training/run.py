@@ -188,7 +188,7 @@ class Run:
       session.beat("evaluating")
       return asked()
 
-    groups = self._made.evaluation(self.state.params, between)
+    groups = self._made.evaluation(self.weights, between)
     if groups is None:
       return False
     self._evaluated = (self.step, groups)
@@ -199,13 +199,19 @@ class Run:
       metrics |= {f"eval/{group}/{metric}": value for metric, value in values.items()}
       samples += [sample | {"task": group, "step": self.step} for sample in found.samples]
     if self._selection:
-      self._selection.offer(self.step, metrics, self.state.params, session.identity)
+      self._selection.offer(self.step, metrics, self.weights, session.identity)
     session.write_samples(self.step, samples)
     if metrics:  # last, as `evaluated` goes by them
       session.write_metrics(self.step, metrics)
     if self._stage:
       self._stage.meter.away(since)
     return True
+
+  @property
+  def weights(self) -> dict[str, jax.Array]:
+    """The parameters that are evaluated, by name."""
+    values = self.config.optimizer
+    return slots.module("ema", training).evaluated(self.state, values.use_ema) if values.ema else self.state.params
 
   def evaluated(self) -> bool:
     """Return whether the metrics hold an evaluation of this step; the same answer in all processes."""
@@ -235,7 +241,7 @@ class Run:
     session.beat("making pictures")
     groups = self._evaluated[1] if self._evaluated and self._evaluated[0] == self.step else {}
     tasks = made.task, made.evaluation.task
-    report.draw(session.workdir, self.config, made.parts, self.state.params, *tasks, groups)
+    report.draw(session.workdir, self.config, made.parts, self.weights, *tasks, groups)
     if process.first():
       process.say(f"report: {session.address}/{report.write_page(session.workdir).name}")
     session.flush()

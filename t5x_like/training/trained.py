@@ -14,7 +14,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn.linear import without_adapters
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import build
+from t5x_like.training import build, ema
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.state import abstract_params
 
@@ -40,7 +40,7 @@ class Trained:
   published: Any = None
 
   def restore(self, step: int | None = None, folder: str = "checkpoints") -> tuple[int, dict[str, jax.Array]]:
-    """Return (step, parameters by name) of a checkpoint, on the mesh of `rules`.
+    """Return (step, parameters by name) of a checkpoint, on the mesh of `rules`; their mean, if the run keeps one.
 
     Args:
       step: None for the newest intact one.
@@ -51,7 +51,13 @@ class Trained:
     if self.published is not None:
       return 0, self.published.arrays(self.rules)
     directory, wanted = f"{self.workdir}/{folder}", abstract_params(self.model, self.rules)
+    optimizer = self.config.optimizer
     with Checkpoints(directory) as checkpoints:
+      if folder == "checkpoints" and optimizer.get("ema") and optimizer.use_ema:
+        restored = checkpoints.restore(lambda saved: nest(ema.chosen(saved, wanted)), step)
+        named = restored and ema.named(flatten(restored[1]))
+        if named:
+          return restored[0], {name: named[name] for name in wanted}
       restored = checkpoints.restore({"params": nest(wanted)}, step)
     if restored is None:
       raise UserError(f"{directory}: no checkpoint yet; train first, or check --workdir")

@@ -1,0 +1,67 @@
+"""The moving average of the weights: its arithmetic, and its way through runs, evaluations and exports."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_like import evaluate, train
+from t5x_like.library.model import load
+from t5x_like.report.writer import read_metrics
+from t5x_like.training import ema, guard, tunings
+from t5x_like.training.optimizer import OPTIMIZERS, to_named
+from tests.runs import assert_same_bits, restored
+
+NANO = "tests/recipes/nano_image.py"
+
+
+def test_the_mean_begins_at_the_weights_and_skips_refused_updates_and_frozen_parameters():
+  sgd = ema.averaging(OPTIMIZERS["sgd"](lambda step: 0.5), 0.9)
+  optimizer = guard.skipping(tunings.only(sgd, ["a"]))
+  arrays = {"a": jnp.array([1.0, 2.0]), "b": jnp.array([5.0])}
+  state, mean, weights = optimizer.init({**arrays, "a": jnp.zeros(2)}), np.array([1.0, 2.0]), np.array([1.0, 2.0])
+  for accepted, gradient in ((True, 1.0), (False, 7.0), (True, -2.0)):
+    grads = {name: jnp.full_like(x, gradient) for name, x in arrays.items()}
+    updates, state = optimizer.update(grads, state, arrays, step=jnp.int32(0), accepted=jnp.bool_(accepted))
+    if accepted:
+      arrays["a"] = arrays["a"] + updates["a"]
+      weights = weights - 0.5 * gradient
+      mean = 0.9 * mean + 0.1 * weights
+    named = to_named(state)
+    np.testing.assert_allclose(named["ema/mean/a"], mean, rtol=1e-6)
+  assert int(named["ema/count"]) == 2 and "ema/mean/b" not in named
+
+
+def run(workdir, cache, *flags) -> int:
+  usual = ["--config.optimizer.ema=0.5", f"--config.task.cache={cache}", "--config.schedule.total_steps=3"]
+  steps = ["--config.total_steps=3", "--config.eval_every=3", '--config.checkpoint={"every": 1, "keep_last": 3}']
+  evals = {"loss": {}, "image_classification": {}}
+  evals = [f"--config.evals={json.dumps(evals)}", "--config.mesh.fsdp=2", "--config.schedule.warmup_steps=0"]
+  return train.main([f"--config={NANO}", f"--workdir={workdir}", *usual, *steps, *evals, *flags])
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_run_keeps_evaluates_resumes_and_hands_out_its_mean(tmp_path, capsys):
+  whole, parts, cache = tmp_path / "whole", tmp_path / "parts", tmp_path / "cache"
+  assert run(whole, cache) == 0
+  assert run(parts, cache, "--config.total_steps=2") == 0 and run(parts, cache) == 0
+  assert_same_bits(parts, whole, 3)  # on two ways of sharding, with the mean among the tensors
+  saved = {step: restored(whole, step) for step in (1, 2, 3)}
+  named = [name.removeprefix("ema/mean/") for name in saved[3] if name.startswith("ema/mean/")]
+  assert sorted(f"params/{name}" for name in named) == sorted(n for n in saved[3] if n.startswith("params/"))
+  for step in (2, 3):
+    for name in named:
+      mean = 0.5 * saved[step - 1][f"ema/mean/{name}"] + 0.5 * saved[step][f"params/{name}"]
+      np.testing.assert_allclose(saved[step][f"ema/mean/{name}"], mean, rtol=1e-5, atol=1e-7)
+  # Evaluations in the run and after it, and the model that others load, have the mean; a flag takes the weights.
+  (during,) = [row for row in read_metrics(whole) if "eval/digits_image_classification/loss" in row]
+  losses = []
+  for use in ("True", "False"):
+    assert evaluate.main([f"--workdir={whole}", "--evals=loss", f"--config.optimizer.use_ema={use}"]) == 0
+    (path,) = (whole / "evaluations").glob("3_digits*.json")
+    losses.append(json.loads(path.read_text())["metrics"]["loss"])
+  assert losses[0] == pytest.approx(during["eval/digits_image_classification/loss"], rel=1e-6) != losses[1]
+  arrays = jax.device_get(load(str(whole), batch_size=8).run.arrays)
+  assert all(np.array_equal(arrays[name], saved[3][f"ema/mean/{name}"]) for name in named)
