@@ -24,7 +24,7 @@ def get_config(size: Literal["base", "large", "huge"] = "base", probe: bool = Fa
   config = defaults()
   variant, epochs = _SIZES[size]
 
-  head = {"name": "image_classification", "labels": 1000, "pooling": "mean", "norm": True}
+  head = {"name": "image_classification", "labels": 1000, "pooling": "mean", "norm": "both" if probe else "after"}
   config.model = {"name": "vit", "variant": variant, "design": {"position": "sinusoidal_2d"}, "head": head}
   config.task = {
     "name": "image_classification",
@@ -40,10 +40,11 @@ def get_config(size: Literal["base", "large", "huge"] = "base", probe: bool = Fa
   else:
     config.tuning = {"name": "layer_decay", "rate": 0.75}
     config.model.drop_path = 0.2 if size == "huge" else 0.1
-    config.task.augmentations += ({"name": "randaugment", "ops": 2, "magnitude": 9.0}, "erase")
+    randaugment = {"name": "randaugment", "ops": 2, "magnitude": 9.0, "deviation": 0.5, "probability": 0.5}
+    config.task.augmentations += (randaugment, {"name": "erase", "probability": 0.25})
     config.task.mixing = {"mixup": 0.8, "cutmix": 1.0}
     config.objective = {"name": "classification", "label_smoothing": 0.1}
-    config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.05}
+    config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.05, "undecayed": "tables"}
     config.batch_size, warmup, rate = 1024, 5, 4e-3
   config.total_steps = epochs * _IMAGES // config.batch_size
   warmup_steps = warmup * _IMAGES // config.batch_size

@@ -24,7 +24,7 @@ def get_config(probe: bool = False, tuned: bool = False):
   config.batch_size, config.accumulation_steps = 256, 8
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.99, "weight_decay": 0.05}
   if probe or tuned:
-    config.model.head = {"name": "image_classification", "labels": 10, "norm": True}
+    config.model.head = {"name": "image_classification", "labels": 10, "norm": "both" if probe else "after"}
     config.tuning = {"name": "head"} if probe else {"name": "layer_decay", "rate": 0.75}
     config.total_steps = (30_000 if probe else 60_000) // 256
     config.schedule.learning_rate = 1e-2 if probe else 2e-3

@@ -130,6 +130,8 @@ class HybridEncoder(nnx.Module):
     self.norm = norm(variant.dims.embed)
     given = dict(rngs=rngs, variant=variant, **options)
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+    if not getattr(self.head, "norm_before", True):
+      self.norm = Identity()
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     return self.outputs(batch, key)

@@ -22,6 +22,7 @@ from t5x_like.nn.evened import encoded
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import positions
+from t5x_like.nn.norm import Identity
 from t5x_like.slots import Count, Positive, Rate
 
 DropPathRates = Literal["linear", "uniform"]
@@ -121,6 +122,8 @@ class ImageEncoder(nnx.Module):
     self.encoder = parts.stack(rngs)
     given = dict(rngs=rngs, variant=variant, **options)
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+    if not getattr(self.head, "norm_before", True):
+      self.encoder = self.encoder.without(final_norm=Identity())
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     return self.outputs(batch, key)

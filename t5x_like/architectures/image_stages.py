@@ -151,6 +151,8 @@ class StagedEncoder(ImageEncoder):
       setattr(self, f"stage_{number + 1}", self.stage_of(number, rngs, options))
     self.final_norm = design.make_norm(variant.dims.embed, rngs) if design.final_norm else Identity()
     self.head = slots.make("config.model.head", variant.head, heads, "make", rngs=rngs, variant=variant, **options)
+    if not getattr(self.head, "norm_before", True):
+      self.final_norm = Identity()
     if getattr(self.head, "places", ()):
       raise UserError(f"config.model.head: found {variant.head!r}, which puts patches back; models in stages lose them")
 

@@ -246,3 +246,23 @@ def test_what_does_not_fit_is_refused(changes, shape, words):
   with pytest.raises(UserError, match=words):
     model = families.abstract(case(**changes))
     jax.eval_shape(lambda m, x: m({"image": x}), model, jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
+def test_the_last_norm_stands_before_pooling_after_it_or_both():
+  chosen, generator = case(dims=Dims(16, 4, 4, 4, 32, 1)), np.random.default_rng(0)
+  x_BTD = generator.standard_normal((2, 10, 16), np.float32)
+
+  def normed(x, arrays, name):
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    return x * arrays[f"{name}/scale"] + arrays[f"{name}/bias"]
+
+  before, after = "encoder/final_norm", "head/norm"
+  for norm, norms in (("before", [before]), ("after", [after]), ("both", [before, after])):
+    head = {"name": "image_classification", "labels": 3, "pooling": "mean", "norm": norm}
+    model = families.model(dataclasses.replace(chosen, variant=dataclasses.replace(chosen.variant, head=head)))
+    arrays = params.arrays(model)
+    assert {name for name in (before, after) if f"{name}/scale" in arrays} == set(norms)
+    expected = (normed(x_BTD, arrays, before) if before in norms else x_BTD)[:, 1:].mean(1)
+    expected = normed(expected, arrays, after) if after in norms else expected
+    found = model.head.norm(model.head.pooled(model.encoder.final_norm(jnp.asarray(x_BTD))))
+    close(np.asarray(found), np.asarray(expected))

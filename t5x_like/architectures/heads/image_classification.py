@@ -21,8 +21,9 @@ class ImageClassifier(nnx.Module):
     labels: the number of classes.
     pooling: classify the class "token" or the "mean" of the patches; None is the class token if the model has one.
     hidden: precede the classifier by a tanh layer as wide as the stack, as in the paper's pretraining.
-    norm: apply a LayerNorm to the pooled features. On frozen features of a masked autoencoder it replaces the batch
-      norm without parameters of He et al. 2022, appendix A.1; in fine-tuning it is their norm of averaged patches.
+    norm: place of the last norm: "before" pooling, the encoder's own; "after" pooling, a new LayerNorm instead, as
+      MAE's code fine-tunes; or "both". On frozen features of a masked autoencoder the second norm replaces the batch
+      norm without parameters of He et al. 2022, appendix A.1.
   """
 
   def __init__(
@@ -34,14 +35,15 @@ class ImageClassifier(nnx.Module):
     labels: Positive = 1000,
     pooling: Literal["token", "mean"] | None = None,
     hidden: bool = False,
-    norm: bool = False,
+    norm: Literal["before", "after", "both"] = "before",
   ):
     D, self.extra = variant.dims.embed, variant.class_tokens
     self.pooling = pooling or ("token" if self.extra else "mean")
     if self.pooling == "token" and not self.extra:
       raise UserError("config.model.head.pooling: found 'token', but the model has none; expected 'mean'")
     kernel_init = variant.design.kernel_init(D)
-    self.norm = LayerNorm(D, rngs, epsilon=1e-6) if norm else Identity()
+    self.norm_before = norm != "after"
+    self.norm = Identity() if norm == "before" else LayerNorm(D, rngs, epsilon=1e-6)
     self.hidden = Linear((D, D), ("embed", None), kernel_init, rngs, bias=True) if hidden else None
     self.out = Linear((D, labels), ("embed", None), params.zeros, rngs, bias=True)
     self.dropout_rate = dropout_rate
