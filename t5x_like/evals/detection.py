@@ -1,7 +1,8 @@
-"""Detection: COCO's average precision (Lin et al. 2014), computed by pycocotools, in percent."""
+"""Detection: COCO's average precision and recall (Lin et al. 2014), computed by pycocotools, in percent."""
 
 import contextlib
 import io
+import re
 from collections.abc import Sequence
 
 import jax
@@ -13,7 +14,9 @@ from t5x_like.evals import Result, Setting
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Positive
 
-METRICS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
+_SIZES = ("small", "medium", "large")
+METRICS = ("AP", "AP50", "AP75", *(f"AP_{size}" for size in _SIZES))
+SWAPPED = "AP_swapped"
 _SAMPLES = 8
 SHOWN = 0.5
 
@@ -42,10 +45,14 @@ class Evaluator:
 
   def names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write."""
-    return (*METRICS, "images")
+    return (*METRICS, *recalls(self._at_most), *map(of_class, self._classes), SWAPPED, "images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return `AP`, its parts and the number of `images`; a part for which the images hold no object is left out."""
+    """Return `AP`, its parts and the number of `images`; a part for which the images hold no object is left out.
+
+    `AP_swapped` is the AP of the detections of every image on the next image, as shares of its size: near `AP`, the
+    boxes do not depend on the image.
+    """
     parts = [[fetch(x) for x in self._run(arrays, batch)] for batch in self._setting.global_batches(self._most)]
     score_NQ, class_NQ, box_NQ4, index_N = (np.concatenate(one) for one in zip(*parts, strict=True))
     order = np.argsort(index_N, kind="stable")
@@ -60,6 +67,8 @@ class Evaluator:
       detections.append((n, corners_Q4[known], class_NQ[row, best][known], score_NQ[row, best][known]))
       rows.append(self._row(*detections[-1], truth))
     scores = average_precision(truth, detections, names, self._at_most)
+    other = average_precision(truth, swapped(truth, detections), names, self._at_most) if len(rows) > 1 else {}
+    scores |= {SWAPPED: other["AP"]} if "AP" in other else {}
     samples = [
       {"input": f"image {row['image']}", "target": _words(row["objects"]), "prediction": _words(row["detections"])}
       for row in rows[:_SAMPLES]
@@ -116,10 +125,30 @@ def average_precision(
     judge.evaluate()
     judge.accumulate()
   # [thresholds of IoU, recall, class, area, at most]; -1 where there is no object
-  precision = judge.eval["precision"][..., -1]
+  precision, recall = judge.eval["precision"][..., -1], judge.eval["recall"]
   places = [(slice(None), 0), (0, 0), (5, 0), *((slice(None), area) for area in (1, 2, 3))]
   chosen = {name: precision[iou, ..., area] for name, (iou, area) in zip(METRICS, places, strict=True)}
+  places = [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (3, 2)]  # area, at most
+  chosen |= {name: recall[..., area, most] for name, (area, most) in zip(recalls(at_most), places, strict=True)}
+  chosen |= {of_class(name): precision[:, :, number, 0] for number, name in enumerate(classes)}
   return {name: 100 * float(x[x > -1].mean()) for name, x in chosen.items() if (x > -1).any()}
+
+
+def recalls(at_most: int) -> tuple[str, ...]:
+  """Return the names of the average recalls: of 1, 10 and `at_most` detections per image, and by size of object."""
+  return ("AR_1", "AR_10", f"AR_{at_most}" if at_most not in (1, 10) else "AR", *(f"AR_{size}" for size in _SIZES))
+
+
+def of_class(name: str) -> str:
+  """Return the name of a class's average precision."""
+  return f"AP_of_{re.sub(r'[^A-Za-z0-9_-]+', '_', name)}"
+
+
+def swapped(truth, detections: list[tuple]) -> list[tuple]:
+  """Give every image the detections of the next one, scaled to its own size; arguments as `average_precision`."""
+  sizes = [np.tile(truth.pixels[n], 2).astype(np.float64) for n, *_ in detections]
+  found = zip(detections, sizes, detections[1:] + detections[:1], sizes[1:] + sizes[:1], strict=True)
+  return [(n, boxes / theirs * own, classes, scores) for (n, *_), own, (_, boxes, classes, scores), theirs in found]
 
 
 def likeliest(outputs: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -78,8 +78,33 @@ def test_the_numbers_are_those_of_pycocotools(tmp_path):
     truth, found = scenes(generator)
     ours, theirs = detection.average_precision(truth, found, CLASSES), from_files(truth, found, tmp_path)
     assert 5 < ours["AP"] < 95
-    for name, value in zip(detection.METRICS, theirs):
+    for name, value in zip((*detection.METRICS, *detection.recalls(100)), theirs, strict=True):
       assert ours.get(name, -100) == pytest.approx(100 * value, abs=1e-9), name
+
+
+def test_a_class_by_itself_has_the_precision_of_its_own_objects_alone():
+  truth, found = scenes(np.random.default_rng(4), 30)
+  ours = detection.average_precision(truth, found, CLASSES)
+  each = []
+  for number, name in enumerate(CLASSES):
+    own = truth.labels == number
+    ends = np.cumsum(own)[truth.ends - 1] * (truth.ends > 0)
+    alone = Boxes(ends, truth.pixels, truth.boxes[own], truth.labels[own], truth.areas[own], truth.crowds[own], {})
+    of_class = [(n, boxes[c == number], c[c == number], s[c == number]) for n, boxes, c, s in found]
+    each.append(detection.average_precision(alone, of_class, CLASSES)["AP"])
+    assert ours[f"AP_of_{name}"] == pytest.approx(each[-1])
+  assert ours["AP"] == pytest.approx(np.mean(each)) and detection.of_class("sea lion/2") == "AP_of_sea_lion_2"
+
+
+def test_detections_of_another_image_tell_whether_boxes_depend_on_the_image():
+  truth, found = scenes(np.random.default_rng(3), 30)
+  names = np.array([0, 1, 2, 0])
+  boxes = np.array([[0.1, 0.1, 0.4, 0.4], [0.5, 0.5, 0.9, 0.9], [0.1, 0.5, 0.4, 0.9], [0.3, 0.3, 0.7, 0.7]])
+  blind = [(n, boxes * np.tile(truth.pixels[n], 2), names, np.array([0.9, 0.8, 0.7, 0.6])) for n, *_ in found]
+  same, other = (detection.average_precision(truth, x, CLASSES) for x in (blind, detection.swapped(truth, blind)))
+  assert same["AP"] == pytest.approx(other["AP"])
+  sees, swapped = (detection.average_precision(truth, x, CLASSES) for x in (found, detection.swapped(truth, found)))
+  assert swapped["AP"] < 0.2 * sees["AP"]
 
 
 def test_what_is_exact_is_perfect_and_what_is_not_there_is_nothing():
@@ -115,7 +140,7 @@ def test_scores_are_the_same_on_eight_devices_and_one_and_in_any_batch(tmp_path)
   first, second = one(alone), eight(sharded)
   assert first.metrics["images"] == second.metrics["images"] == 21
   assert [row["image"] for row in first.predictions] == [row["image"] for row in second.predictions] == list(range(21))
-  assert first.metrics.keys() == second.metrics.keys() >= {"AP", "AP50", "AP75"}
+  assert first.metrics.keys() == second.metrics.keys() >= {"AP", "AP50", "AP75", "AR_100", "AP_of_3", "AP_swapped"}
   for name, value in first.metrics.items():
     assert second.metrics[name] == pytest.approx(value, abs=0.05)
   for row, other in zip(first.predictions, second.predictions):
