@@ -53,7 +53,7 @@ LABELLED = {
   "tagging",
 }  # these are tested in evals/test_labelled.py
 # and these in evals/test_image_evaluators.py, training/test_image_text_runs.py and evals/test_detection_scores.py
-IMAGES = {"image_classification", "few_shot", "retrieval", "zero_shot", "detection"}
+IMAGES = {"image_classification", "few_shot", "knn", "retrieval", "zero_shot", "detection"}
 PAIRS = {"embedding"}  # and this in inference/test_embedding.py
 
 

@@ -5,21 +5,24 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
-from t5x_like.parallel.rules import fetch, local_rows
+from t5x_like.evals._image_features import Features
+from t5x_like.parallel.rules import local_rows
 from t5x_like.slots import AboveZero, Count, Positive
 
 
 class Evaluator:
   """Ridge regression in closed form from the features of a few images per class to targets of 1 and -1.
 
-  It is scored on the evaluation split (Dosovitskiy et al. 2021, section 4.1). Features are the inputs of the model's
-  head, standardised with the statistics of the few images.
+  It is scored on the evaluation split (Dosovitskiy et al. 2021, section 4.1), with several draws of the few images, as
+  in the authors' big_vision. Features are the inputs of the model's head, standardised with the statistics of the few
+  images.
 
   Args:
     shots: images per class.
     support_split: the split to draw these images from.
     l2: weight of the squared norm of the solution; the bias is not penalised.
-    seed: the seed of the draw.
+    draws: the number of draws, whose scores are averaged.
+    seed: the seed of the first draw; the next numbers are the seeds of the others.
     max_examples: the number of images to score, from the first; None means all.
 
   Raises:
@@ -33,43 +36,38 @@ class Evaluator:
     shots: Positive = 10,
     support_split: str = "train",
     l2: AboveZero = 1024.0,
+    draws: Positive = 3,
     seed: Count = 0,
     max_examples: Positive | None = None,
   ):
-    if not hasattr(setting.model, "features") or setting.task.labels is None or setting.on is None:
-      raise UserError(f"evaluator few_shot: is for models and tasks of labelled images, not task {setting.task.name}")
+    self._features = Features(setting, support_split, "few_shot")
     self._setting, self._most, self._shots, self._l2 = setting, max_examples, shots, l2
-    self._few = setting.on(support_split)
-    if self._few is setting:
-      raise UserError(
-        f"evaluator few_shot: split and support_split are both {support_split!r}, so the images that it learns from"
-        " would be scored; set either to another split"
-      )
-    self._chosen = chosen(self._few.task.labels, len(setting.task.classes), shots, seed, self._few.task)
-    self._run = setting.jit(lambda model, batch: (model.features(batch), batch["label"], batch["example_index"]))
+    few = self._features.support.task
+    self._draws = [chosen(few.labels, len(setting.task.classes), shots, seed + n, few) for n in range(draws)]
 
   def names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write."""
-    return (f"{self._shots}_shot_top1", f"{self._shots}_shot_images")
+    return tuple(f"{self._shots}_shot_{name}" for name in ("top1", "spread", "images"))
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return `<shots>_shot_top1`, in percent, and `<shots>_shot_images`, the number of images scored."""
-    few_ND, label_N = self._features(arrays, self._few, self._read(self._few))
-    test_MD, label_M = self._features(arrays, self._setting, self._setting.batches(self._most))
-    guess_M = ridge(few_ND, label_N, test_MD, len(self._setting.task.classes), self._l2)
-    score = 100 * float((guess_M == label_M).mean())
-    return Result({f"{self._shots}_shot_top1": score, f"{self._shots}_shot_images": len(guess_M)})
+    """Return `<shots>_shot_top1`, in percent, the mean of the draws; `<shots>_shot_spread`, their standard deviation;
+    and `<shots>_shot_images`, the number of images scored."""
+    few_ND, label_N, index_N = self._features(arrays, self._features.support, self._read())
+    test_MD, label_M, _ = self._features(arrays, self._setting, self._setting.batches(self._most))
+    scores = []
+    for draw in self._draws:
+      of_N = np.isin(index_N, draw)
+      guess_M = ridge(few_ND[of_N], label_N[of_N], test_MD, len(self._setting.task.classes), self._l2)
+      scores.append(100 * float((guess_M == label_M).mean()))
+    return Result(dict(zip(self.names(), (float(np.mean(scores)), float(np.std(scores)), len(label_M)), strict=True)))
 
-  def _read(self, setting: Setting):
+  def _read(self):
+    """Read the images of all draws, each once."""
     from t5x_like.data import loader  # tensorflow: only where data is read
 
+    setting, every = self._features.support, np.unique(np.concatenate(self._draws))
     rows = local_rows(setting.rules.batch(), setting.batch_size)
-    return loader.eval_batches(setting.task, batch_size=setting.batch_size, rows=rows, only=self._chosen)
-
-  def _features(self, arrays, setting: Setting, batches) -> tuple[np.ndarray, np.ndarray]:
-    found = [[fetch(x) for x in self._run(arrays, batch)] for batch in setting.placed(batches)]
-    features_ND, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return features_ND[index_N >= 0], label_N[index_N >= 0]
+    return loader.eval_batches(setting.task, batch_size=setting.batch_size, rows=rows, only=every)
 
 
 def chosen(labels: np.ndarray, classes: int, shots: int, seed: int, task) -> np.ndarray:

@@ -8,7 +8,7 @@ from t5x_like import evals, recipes, slots
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
-from t5x_like.evals import Setting, few_shot
+from t5x_like.evals import Setting, few_shot, knn
 from t5x_like.nn import params
 from t5x_like.training import assembly
 from t5x_like.training.build import build
@@ -37,7 +37,7 @@ def made(name: str, folder, devices: int, batch_size: int, extra=(), **arguments
   return evaluator, placed, setting.task, parts
 
 
-@pytest.mark.parametrize("name", ["image_classification", "few_shot"])
+@pytest.mark.parametrize("name", ["image_classification", "few_shot", "knn"])
 def test_scores_are_the_same_on_eight_devices_and_one_and_in_any_batch(name, tmp_path):
   most = {"max_examples": 21} | ({"shots": 2} if name == "few_shot" else {})
   one, alone, *_ = made(name, tmp_path, 1, 5, **most)
@@ -76,12 +76,31 @@ def test_ridge_is_scikit_learns():
 
 def test_few_shots_are_as_many_of_each_class_and_tell_digits_apart_by_their_pixels(tmp_path):
   evaluator, arrays, task, _ = made("few_shot", tmp_path, 1, 64, shots=10)
-  labels = evaluator._few.task.labels[evaluator._chosen]
-  assert np.bincount(labels).tolist() == [10] * 10 and len(set(evaluator._chosen)) == 100
-  score = evaluator(arrays).metrics["10_shot_top1"]
-  assert 30 < score <= 100  # of a random network; guessing gives 10
+  for draw in evaluator._draws:
+    labels = evaluator._features.support.task.labels[draw]
+    assert np.bincount(labels).tolist() == [10] * 10 and len(set(draw)) == 100
+  found = evaluator(arrays).metrics
+  assert 30 < found["10_shot_top1"] <= 100  # of a random network; guessing gives 10
+  each = []
+  for seed in range(3):
+    alone, *_ = made("few_shot", tmp_path, 1, 64, shots=10, draws=1, seed=seed)
+    each.append(alone(arrays).metrics["10_shot_top1"])
+  assert len(set(each)) > 1 and found["10_shot_top1"] == pytest.approx(np.mean(each), abs=1e-9)
+  assert found["10_shot_spread"] == pytest.approx(np.std(each), abs=1e-9)
   with pytest.raises(UserError, match="class '8' has 145 images|has 1.. images in .*, expected 400"):
     made("few_shot", tmp_path, 1, 64, shots=400)
+
+
+def test_neighbours_vote_as_scikit_learns():
+  from sklearn.neighbors import KNeighborsClassifier
+
+  generator = np.random.default_rng(0)
+  known, labels, test = generator.standard_normal((70, 8)), np.arange(70) % 4, generator.standard_normal((300, 8))
+  weigh = lambda distances: np.exp((1 - distances) / 0.5)  # noqa: E731
+  reference = KNeighborsClassifier(9, metric="cosine", weights=weigh, algorithm="brute").fit(known, labels)
+  np.testing.assert_array_equal(knn.voted(known, labels, test, 4, 9, 0.5), reference.predict(test))
+  everyone = knn.voted(known[:3], np.array([2, 2, 1]), test, 4, 9, 100.0)
+  assert set(everyone) == {2}
 
 
 def test_a_head_with_too_few_classes_is_refused_before_anything_runs(tmp_path):
@@ -92,3 +111,10 @@ def test_a_head_with_too_few_classes_is_refused_before_anything_runs(tmp_path):
     UserError, match="config.model.head.labels: found 9, but task image_classification has 10 classes"
   ):
     assembly.check_task(config, parts, task)
+
+
+def test_a_head_with_more_classes_than_the_data_is_told(tmp_path, capsys):
+  config = resolve(recipes.load(RECIPE, [f"task.cache={tmp_path}", "model.head.labels=12"]))
+  task = tasks.build(split="train", **config.task.to_dict())
+  assembly.check_task(config, build(config, jax.devices()[:1]), task)
+  assert "config.model.head.labels: found 12, but task image_classification has 10 classes" in capsys.readouterr().out

@@ -326,6 +326,13 @@ CASES = {
   ),
   "generation": Case("generated", "examples", "exact_match", lambda split: {share(split, lambda _: "a")}),
   "image_classification": Case("images", "images", "top1", of_two_inputs),
+  "knn": Case(
+    "images",
+    "knn_images",
+    "knn_top1",
+    lambda split: {share(split, {"dark": "a", "bright": "b"}.get)},
+    lambda folder: {"neighbours": 3},
+  ),
   "loss": Case("classification", "examples", "unigram_entropy", entropy),
   "multiple_choice": Case("choices", "examples", "accuracy", of_one_input),
   "retrieval": Case("captions", "images", "image_to_text_r1", recall, lambda folder: {"at": [1]}),

@@ -7,20 +7,21 @@ import pytest
 from PIL import Image
 
 from parity import timm_groups
-from t5x_like.data.augmentations import randaugment
-from t5x_like.data.quiet_tensorflow import tf
+
+auto = pytest.importorskip("timm.data.auto_augment")  # before tensorflow, after which triton cannot be loaded
+
+from t5x_like.data.augmentations import randaugment  # noqa: E402
+from t5x_like.data.quiet_tensorflow import tf  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
 
 def test_the_groups_of_parameters_are_timms():
-  pytest.importorskip("timm")
   assert json.loads(timm_groups.GOLDEN.read_text()) == json.loads(timm_groups.text(timm_groups.golden()))
 
 
 def test_each_change_of_randaugment_is_timms(monkeypatch):
   """On a smooth photograph, at two magnitudes and both signs; the interpolation of edges differs."""
-  auto = pytest.importorskip("timm.data.auto_augment")
   rows, columns = np.mgrid[:64, :48]
   waves = (np.sin(rows / 9), np.cos(columns / 7), np.sin((rows + columns) / 11))
   photo = np.clip(127 + 90 * np.stack(waves, -1), 0, 255).astype(np.uint8)

@@ -1,0 +1,70 @@
+"""Nearest neighbours: how well a frozen model's features of an image find images of its class."""
+
+import jax
+import numpy as np
+
+from t5x_like.evals import Result, Setting
+from t5x_like.evals._image_features import Features
+from t5x_like.slots import AboveZero, Positive
+
+_ROWS = 256  # images that are compared with all others at once
+
+
+class Evaluator:
+  """The weighted vote of the nearest images of another split (Wu et al. 2018; Caron et al. 2021, section 4.1).
+
+  Each of the `neighbours` with the largest cosine votes for its class, with the weight `exp(cosine / temperature)`.
+
+  Args:
+    neighbours: number of images that vote, or all if there are fewer.
+    temperature: of the votes.
+    support_split: the split whose images vote.
+    support_examples: the number of these images, from the first; None means all.
+    max_examples: the number of images to score, from the first; None means all.
+
+  Raises:
+    UserError: the model is not for images, or the two splits are the same.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    *,
+    neighbours: Positive = 20,
+    temperature: AboveZero = 0.07,
+    support_split: str = "train",
+    support_examples: Positive | None = None,
+    max_examples: Positive | None = None,
+  ):
+    self._features = Features(setting, support_split, "knn")
+    self._setting, self._most, self._support_most = setting, max_examples, support_examples
+    self._neighbours, self._temperature = neighbours, temperature
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics it may write."""
+    return ("knn_top1", "knn_images")
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """Return `knn_top1`, in percent, and `knn_images`, the number of images scored."""
+    support = self._features.support
+    known_ND, label_N, _ = self._features(arrays, support, support.batches(self._support_most))
+    test_MD, label_M, _ = self._features(arrays, self._setting, self._setting.batches(self._most))
+    classes = len(self._setting.task.classes)
+    guess_M = voted(known_ND, label_N, test_MD, classes, self._neighbours, self._temperature)
+    return Result({"knn_top1": 100 * float((guess_M == label_M).mean()), "knn_images": len(guess_M)})
+
+
+def voted(
+  known_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray, classes: int, neighbours: int, temperature: float
+) -> np.ndarray:
+  """Predict the class of each test row, int [M], by the vote of the known rows that point most nearly its way."""
+  known_ND, test_MD = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (known_ND, test_MD))
+  k, found = min(neighbours, len(known_ND)), []
+  for at in range(0, len(test_MD), _ROWS):
+    cosine_RN = test_MD[at : at + _ROWS] @ known_ND.T
+    near_Rk = np.argpartition(-cosine_RN, k - 1, axis=1)[:, :k]
+    weight_Rk = np.exp((np.take_along_axis(cosine_RN, near_Rk, axis=1) - 1.0) / temperature)
+    votes_RV = np.zeros((len(near_Rk), classes))
+    np.add.at(votes_RV, (np.arange(len(near_Rk))[:, None], label_N[near_Rk]), weight_Rk)
+    found.append(votes_RV.argmax(1))
+  return np.concatenate(found)
