@@ -65,8 +65,7 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
   Raises:
     UserError: naming the key, the value and the expectation.
   """
-  split = config.train_split
-  made = phases.build(config, lambda values: process.build_task("task", values.pop("name"), split, values))
+  made = phases.build(config, lambda given: process.build_task("task", given.pop("name"), config.train_split, given))
   vocabulary = made[-1].task.vocabulary
   if config.init or config.teacher or workdirs.imported(workdir):
     slots.module("other_runs", training).check(config, vocabulary, workdir)
@@ -122,9 +121,8 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
       f" for {parts.model.NEEDS[-1]}; {choose}"
     )
   objective.check(parts.model, task.features)
-  rows = lambda model, batch: model(objective.rows(batch))  # noqa: E731
   with cores_used() as used, parts.rules.activate():
-    outputs = jax.eval_shape(rows, parts.model, abstract_batch(config, parts.rules, task))
+    outputs = jax.eval_shape(lambda m, b: m(objective.rows(b)), parts.model, abstract_batch(config, parts.rules, task))
   for output, axes in objective.outputs.items():
     found = f"{outputs[output].ndim} axes" if output in outputs else "none"
     if found != f"{axes} axes":
@@ -134,11 +132,12 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
       )
   if objective.targets in _CLASSES and (classes := getattr(task, "classes", ())):
     labels, key = outputs["logits"].shape[-1] - objective.spare_classes, _CLASSES[objective.targets]
-    if labels < len(classes):
-      raise UserError(
-        f"config.model.{key}: found {labels}, but task {config.task.name} has {len(classes)} classes"
-        f" ({', '.join(classes[:8])}{', …' * (len(classes) > 8)}); set --config.model.{key}={len(classes)}"
-      )
+    if labels != len(classes):
+      told = f"config.model.{key}: found {labels}, but task {config.task.name} has {len(classes)} classes"
+      told += f" ({', '.join(classes[:8])}{', …' * (len(classes) > 8)}); set --config.model.{key}={len(classes)}"
+      if labels < len(classes):
+        raise UserError(told)
+      process.say(told)
   return in_words(used)
 
 

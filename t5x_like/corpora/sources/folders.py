@@ -1,5 +1,7 @@
 """`folders:DIR` or `folders:train=DIR,validation=DIR`: images in one folder per class; fields `image` and `label`.
 
+A DIR that holds folders for splits (`train`, `val`, `test`, …), each with one folder per class, has these splits.
+
 `image` is a file's bytes, `label` the name of its folder. Files are read by class, then by name. Preparation skips and
 counts files that are not images.
 """
@@ -16,6 +18,8 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs
 from t5x_like.files.places import place
 
+_SPLITS = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
+
 
 class Source(Base):
   """Images and the names of their folders, from local or remote directories."""
@@ -23,6 +27,8 @@ class Source(Base):
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
     folders = {split: [path.rstrip("/") for path in paths] for split, paths in _patterns("folders", rest).items()}
+    if folders == {"train": [rest.rstrip("/")]}:
+      folders = _splits_inside(rest.rstrip("/")) or folders
     self._files = {split: [file for path in paths for file in _images(path)] for split, paths in folders.items()}
     self._classes = tuple(sorted({_class(file) for files in self._files.values() for file in files}))
     self.splits = tuple(self._files)
@@ -52,6 +58,19 @@ class Source(Base):
       for path, changed in zip(self._files[split], self.changed(split))
     ]
     return {"form": "folders", "files": len(files), "content": hashlib.sha256(repr(files).encode()).hexdigest()}
+
+
+def _splits_inside(folder: str) -> dict[str, list[str]]:
+  """Return the folders of splits in a folder that has nothing else; none if it holds classes."""
+  inside = {os.path.basename(path): path for path in globs.matches(f"{folder}/*") if globs.kind(path) == "directory"}
+  if not inside or not {name.lower() for name in inside} <= _SPLIT_WORDS:
+    return {}
+  if not any(globs.kind(path) == "directory" for path in globs.matches(f"{folder}/*/*")):
+    return {}
+  found: dict[str, list[str]] = {}
+  for name, path in sorted(inside.items()):
+    found.setdefault(_SPLITS.get(name.lower(), name.lower()), []).append(path)
+  return dict(sorted(found.items(), key=lambda one: ["train", "validation", "test"].index(one[0])))
 
 
 def _class(path: str) -> str:

@@ -1,8 +1,10 @@
 """`voc:DIR` or `voc:train=PART,validation=PART`: images with boxes in Pascal VOC's layout; fields `image`, `objects`.
 
 DIR holds Annotations/*.xml and JPEGImages. ImageSets/Main/*.txt list its splits, with `val` renamed to `validation`;
-without lists, everything is `train`. A PART is such a list, or a directory to take whole. `objects` are as in
-TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in pixels, `is_crowd`.
+without lists, everything is `train`. A PART is such a list, or a directory to take whole. The names of the folders may
+have other letter cases. `objects` are as in TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the
+image), `label`, `area` in pixels, `is_crowd`. Objects marked difficult are crowds: VOC neither asks for nor punishes
+their detection.
 """
 
 import functools
@@ -29,7 +31,8 @@ class Source(Base):
     del fields, data_dir
     parts = _patterns("voc", rest)
     if list(parts) == ["train"] and parts["train"] == [rest] and not rest.endswith(".txt"):
-      lists = {name: f"{rest.rstrip('/')}/ImageSets/Main/{file}.txt" for file, name in _SPLITS.items()}
+      main = _inside(_inside(rest.rstrip("/"), "ImageSets"), "Main")
+      lists = {name: f"{main}/{file}.txt" for file, name in _SPLITS.items()}
       parts = {name: [path] for name, path in lists.items() if place(path).exists()} or parts
     self._files = {split: [pair for part in paths for pair in _pairs(part)] for split, paths in parts.items()}
     self.splits = tuple(self._files)
@@ -57,7 +60,15 @@ class Source(Base):
     files = [path for pair in self._files[split] for path in pair if path]
     found = [(os.path.basename(p), place(p).size(), when) for p, when in zip(files, self.changed(split), strict=True)]
     content = hashlib.sha256(repr(found).encode()).hexdigest()
-    return {"form": "voc.v1", "files": len(self._files[split]), "content": content}
+    return {"form": "voc.v2", "files": len(self._files[split]), "content": content}
+
+
+def _inside(folder: str, name: str) -> str:
+  """Return the path of an entry of a folder, in the letter case that it has there."""
+  if place(f"{folder}/{name}").exists():
+    return f"{folder}/{name}"
+  alike = [path for path in globs.matches(f"{folder}/*") if os.path.basename(path).lower() == name.lower()]
+  return alike[0] if alike else f"{folder}/{name}"
 
 
 def _pairs(part: str) -> list[tuple[str, str | None]]:
@@ -66,18 +77,21 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
     raise UserError(f"source voc:{part}: found nothing there, expected a directory or a list of names")
   if globs.kind(part) == "file":
     folder = os.path.dirname(os.path.dirname(os.path.dirname(part)))
+    annotations = _inside(folder, "Annotations")
     lines = filter(str.strip, decode(_read(part), part).splitlines())
     stems = [file_names.check(part, line.split()[0], "list names without .xml") for line in lines]
   else:
     folder = part.rstrip("/")
-    found = sorted(map(os.path.basename, globs.matches(f"{folder}/Annotations/*.xml")))
-    stems = [name.removesuffix(".xml") for name in found]
+    annotations = _inside(folder, "Annotations")
+    found = sorted(map(os.path.basename, globs.matches(f"{annotations}/*.[xX][mM][lL]")))
+    stems = [os.path.splitext(name)[0] for name in found]
   if odd := [stem for stem in stems if not file_names.is_name(stem)]:
     raise UserError(f"{part}: found {file_names.shown(odd[0])}, expected names of annotations, without their directory")
   if not stems:
     raise UserError(f"source voc:{part}: found no annotations, expected DIR/Annotations/*.xml or a list of their names")
-  images = {os.path.basename(p).rpartition(".")[0]: p for p in globs.matches(f"{folder}/JPEGImages/*")}
-  pairs = [(f"{folder}/Annotations/{stem}.xml", images.get(stem)) for stem in stems]
+  pictures = globs.matches(f"{_inside(folder, 'JPEGImages')}/*")
+  images = {os.path.basename(path).rpartition(".")[0]: path for path in pictures}
+  pairs = [(_inside(annotations, f"{stem}.xml"), images.get(stem)) for stem in stems]
   if missing := next((path for path, _ in pairs if not place(path).exists()), None):
     raise UserError(f"{part}: names {os.path.basename(missing)}, but found no file {missing}")
   return pairs
@@ -114,7 +128,7 @@ def _parsed(path: str, changed: int | None) -> Record:
       found["bbox"].append([y0 / (height or 1), x0 / (width or 1), y1 / (height or 1), x1 / (width or 1)])
       found["label"].append(thing.findtext("name").strip())
       found["area"].append(max(y1 - y0, 0.0) * max(x1 - x0, 0.0))
-      found["is_crowd"].append(False)
+      found["is_crowd"].append((thing.findtext("difficult") or "0").strip() == "1")
   except (ElementTree.ParseError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(
       f"{path}: cannot be read ({one_line(error)}), expected VOC's XML: size, and objects with name and bndbox"

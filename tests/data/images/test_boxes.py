@@ -177,6 +177,19 @@ def test_splits_of_voc(tmp_path):
   assert [len(list(open_source(lists).records(split))) for split in ("train", "test")] == [1, 3]
 
 
+def test_voc_in_any_letter_case_and_difficult_objects_are_neither_asked_for_nor_punished(tmp_path):
+  difficult = xml(GOOD).replace("</name>", "</name><difficult>1</difficult>", 1)
+  voc(tmp_path / "voc", {"a": (picture(), difficult), "b": (picture(), xml(GOOD))}, {"val": ["a", "b"]})
+  (tmp_path / "voc" / "ImageSets" / "Main").rename(tmp_path / "voc" / "ImageSets" / "main")
+  for folder in ("Annotations", "JPEGImages", "ImageSets"):
+    (tmp_path / "voc" / folder).rename(tmp_path / "voc" / folder.lower())
+  (tmp_path / "voc" / "annotations" / "b.xml").rename(tmp_path / "voc" / "annotations" / "b.XML")
+  for source, split in ((f"voc:{tmp_path}/voc", "validation"), (f"voc:test={tmp_path}/voc", "test")):
+    made = built(source, tmp_path, split=split)
+    assert made.num_examples == 2 and made.boxes.crowds.tolist() == [True, False, False, False]
+  assert (built(source, tmp_path, split="test").boxes.slots(9)[1] >= 0).sum(1).tolist() == [1, 2]
+
+
 def test_bad_input_is_one_line(tmp_path):
   source = voc(tmp_path / "voc", {"a": (picture(), xml(GOOD))})
   for arguments, words in (

@@ -48,6 +48,17 @@ def test_what_is_no_image_is_counted_and_others_are_8_bit_grey_or_rgb(tmp_path, 
     assert np.abs(found["image"]).max() <= 1
 
 
+def test_folders_of_splits_inside_a_folder_are_its_splits(tmp_path):
+  images = {f"{split}/{name}/x.png": encoded(NOISE) for split in ("train", "Val") for name in ("cat", "dog")}
+  source = folders(tmp_path / "pets", images | {"test/cat/y.png": encoded(NOISE)})
+  opened = open_source(source)
+  assert opened.splits == ("train", "validation", "test") and opened.classes("label") == ("cat", "dog")
+  assert opened.name == "pets" and built(source, tmp_path, split="validation").num_examples == 2
+  # Classes may have such names: images lie right in them.
+  classes = folders(tmp_path / "words", {"test/1.png": encoded(NOISE), "train/2.png": encoded(NOISE)})
+  assert open_source(classes).splits == ("train",) and open_source(classes).classes("label") == ("test", "train")
+
+
 def test_the_first_images_of_a_split_are_a_split(tmp_path):
   whole, first = (store.open_store("digits", split, cache=str(tmp_path)) for split in ("train", "train[:30]"))
   assert first.num_images == 30 and first.classes == whole.classes
