@@ -313,26 +313,18 @@ def classes(folder) -> dict:
   return {"templates": ["{}"], "length": 24, "task": {"name": "image_classification"} | values}
 
 
+def by_kind(split: str) -> set[float]:
+  return {share(split, {"dark": "a", "bright": "b"}.get)}
+
+
 CASES = {
   "classification": Case("classification", "examples", "accuracy", of_one_input),
   "detection": Case("boxes", "images", "AP", precision),
   "embedding": Case("scores", "examples", "pearson", correlation),
-  "few_shot": Case(
-    "images",
-    "8_shot_images",
-    "8_shot_top1",
-    lambda split: {share(split, {"dark": "a", "bright": "b"}.get)},
-    lambda folder: {"shots": 8},
-  ),
+  "few_shot": Case("images", "8_shot_images", "8_shot_top1", by_kind, lambda folder: {"shots": 8}),
   "generation": Case("generated", "examples", "exact_match", lambda split: {share(split, lambda _: "a")}),
   "image_classification": Case("images", "images", "top1", of_two_inputs),
-  "knn": Case(
-    "images",
-    "knn_images",
-    "knn_top1",
-    lambda split: {share(split, {"dark": "a", "bright": "b"}.get)},
-    lambda folder: {"neighbours": 3},
-  ),
+  "knn": Case("images", "knn_images", "knn_top1", by_kind, lambda folder: {"neighbours": 3}),
   "loss": Case("classification", "examples", "unigram_entropy", entropy),
   "multiple_choice": Case("choices", "examples", "accuracy", of_one_input),
   "retrieval": Case("captions", "images", "image_to_text_r1", recall, lambda folder: {"at": [1]}),
