@@ -35,6 +35,8 @@ def get_config(size: Literal["base", "large", "huge"] = "base"):
     "patch": 14 if size == "huge" else 16,
     "mask_ratio": 0.75,
     "augmentations": ({"name": "random_resized_crop", "area": (0.2, 1.0)}, "flip"),
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
   }
   config.objective = {"name": "masked_patches"}
   config.batch_size = 4096

@@ -31,6 +31,8 @@ def get_config(size: Literal["base", "large", "huge"] = "base", probe: bool = Fa
     "source": "folders:train=imagenet/train,validation=imagenet/val",
     "resolution": 224,
     "augmentations": ("random_resized_crop", "flip"),
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
   }
   if probe:
     config.tuning = {"name": "head"}
