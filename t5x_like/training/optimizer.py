@@ -41,8 +41,11 @@ class Decay:
   weight_decay: float = 0.01
   undecayed: Literal["vectors", "tables"] = "vectors"
 
+  def of(self, params: Named) -> dict[str, bool]:
+    return {n: p.ndim > 1 and not (self.undecayed == "tables" and _TABLE.search(n)) for n, p in params.items()}
+
   def added(self) -> optax.GradientTransformation:
-    return optax.add_decayed_weights(self.weight_decay, functools.partial(_matrices, undecayed=self.undecayed))
+    return optax.add_decayed_weights(self.weight_decay, self.of)
 
 
 def adafactor(
@@ -131,7 +134,7 @@ def lars(
 ) -> optax.GradientTransformation:
   """LARS (You et al. 2017): momentum on gradients as long as their matrix times `trust_coefficient` and the rate;
   vectors have plain momentum."""
-  scaled = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), _matrices)
+  scaled = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), Decay().of)
   return optax.chain(Decay(weight_decay).added(), scaled, _at_rate(schedule), optax.trace(momentum))
 
 
@@ -156,10 +159,6 @@ def _at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:
     return jax.tree.map(lambda u: jnp.asarray(rate, u.dtype) * u, updates), state
 
   return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
-
-
-def _matrices(params: Named, undecayed: str = "vectors") -> dict[str, bool]:
-  return {n: p.ndim > 1 and not (undecayed == "tables" and _TABLE.search(n)) for n, p in params.items()}
 
 
 def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -> optax.GradientTransformation:
