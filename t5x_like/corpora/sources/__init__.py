@@ -25,6 +25,7 @@
     idx:train=train-images-idx3-ubyte.gz,…          MNIST's files of images, their labels beside; `image`, `label`
     voc:VOC2012                                     images with boxes, Pascal VOC's layout; `image`, `objects`
     coco:train=instances_train2017.json,…           images with boxes, COCO's JSON; `image`, `objects`
+    boxes:train=boxes.csv@pictures,…                images with boxes, a row of a table for each; `image`, `objects`
     digit_scenes                                    tiny images with boxes, composed of `digits`; `image`, `objects`
     digits                                          1,797 tiny images that come with scikit-learn; `image`, `label`
     docstrings                                      the embedded corpus, built on first use

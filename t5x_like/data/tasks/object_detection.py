@@ -70,7 +70,7 @@ def task(
     classes: the names of the classes, in the order of their numbers; by default the source's.
     mean, std: mean and deviation for normalising pixels in 0 to 1; by default ImageNet's.
     image_field, objects_field: fields of the source.
-    images: see `Source`; the source is `voc:`, `coco:`, `tfds:` or `digit_scenes`.
+    images: see `Source`; the source is `voc:`, `coco:`, `boxes:`, `tfds:` or `digit_scenes`.
 
   Raises:
     UserError: an unusable source or argument, no usable image, more boxes than places, a file changed since it was

@@ -190,6 +190,43 @@ def test_voc_in_any_letter_case_and_difficult_objects_are_neither_asked_for_nor_
   assert (built(source, tmp_path, split="test").boxes.slots(9)[1] >= 0).sum(1).tolist() == [1, 2]
 
 
+def tabled(root, rows: list[str], header="filename,width,height,class,xmin,ymin,xmax,ymax", name="boxes.csv") -> str:
+  (root / "pictures").mkdir(parents=True, exist_ok=True)
+  for one in "ab":
+    (root / "pictures" / f"{one}.png").write_bytes(picture())
+  (root / name).write_text("\n".join([header, *rows]) + "\n")
+  return f"boxes:{root}/{name}@{root}/pictures"
+
+
+def test_boxes_from_a_table_are_those_of_voc(tmp_path):
+  theirs = built(voc(tmp_path / "voc", {"a": (picture(), xml(GOOD))}), tmp_path).boxes
+  rows = [f"a.png,{X},{Y},{name},{x0},{y0},{x1},{y1}" for name, (y0, x0, y1, x1) in GOOD]
+  ours = built(tabled(tmp_path / "one", [*rows, f"b.png,{X},{Y},,,,,"]), tmp_path)
+  assert ours.num_examples == 2 and ours.classes == ("cell", "dot") and ours.boxes.ends.tolist() == [2, 2]
+  np.testing.assert_allclose(ours.boxes.boxes, theirs.boxes, atol=1e-6)
+  np.testing.assert_allclose(ours.boxes.areas, theirs.areas, rtol=1e-5)
+  shares = [f"a.png\t{name}\t{x0 / X}\t{x1 / X}\t{y0 / Y}\t{y1 / Y}" for name, (y0, x0, y1, x1) in GOOD]
+  header = "ImageID\tLabelName\tXMin\tXMax\tYMin\tYMax"
+  other = built(tabled(tmp_path / "two", shares, header, "boxes.tsv"), tmp_path)
+  np.testing.assert_allclose(other.boxes.boxes, theirs.boxes, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "rows, header, words",
+  [
+    (["a.png,cat,1,2,3"], "filename,class,xmin,ymin,xmax", "boxes.csv:1: .*expected one for the ymax: ymax, y_max"),
+    (["a.png,1,1,cat,x,2,3,4"], None, "boxes.csv:2: found could not convert .*expected numbers for ymin"),
+    (["../a.png,1,1,cat,1,2,3,4"], None, "boxes.csv:2: found the image '../a.png', expected a path below"),
+    (["a.png,1"], None, "boxes.csv:2: found 2 columns, expected at least 8"),
+    ([], None, "boxes.csv: found no rows"),
+  ],
+)
+def test_a_bad_table_of_boxes_is_one_line(rows, header, words, tmp_path):
+  source = tabled(tmp_path, rows, header) if header else tabled(tmp_path, rows)
+  with pytest.raises(UserError, match=words):
+    built(source, tmp_path)
+
+
 def test_bad_input_is_one_line(tmp_path):
   source = voc(tmp_path / "voc", {"a": (picture(), xml(GOOD))})
   for arguments, words in (

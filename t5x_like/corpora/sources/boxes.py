@@ -1,0 +1,121 @@
+"""`boxes:train=boxes.csv@pictures,validation=…`: images with boxes from tables; fields `image`, `objects`.
+
+A table has a header and one row per box, in cells separated by commas, or by tabs in a `.tsv` file: the name of the
+image below the directory after the `@` (by default the table's own), the class, and the edges `xmin`, `ymin`, `xmax`,
+`ymax`. Edges are pixels, or shares of the image if none in the table is above 1. An image whose row has no class has no
+objects. `objects` are as in TensorFlow datasets.
+"""
+
+import csv
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.corpora.sources import Record, Skip
+from t5x_like.corpora.sources import Source as Base
+from t5x_like.corpora.sources._files import _files, _name, _patterns, lines
+from t5x_like.errors import UserError, one_line
+from t5x_like.files import file_names
+from t5x_like.files.places import place
+
+_EDGES = ("ymin", "xmin", "ymax", "xmax")
+_NAMES = {  # the columns, by the names that they have in the tables of tools
+  "image": ("image", "filename", "file_name", "file", "path", "imageid", "image_id"),
+  "label": ("class", "label", "name", "category", "labelname"),
+  **{edge: (edge, f"{edge[0]}_{edge[1:]}", f"bbox_{edge}") for edge in _EDGES},
+}
+
+Row = tuple[str, list[float]]  # class, edges
+
+
+class Source(Base):
+  """Images and their boxes, from one table per split."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    del fields, data_dir
+    self._parts = {}
+    for split, (part, *more) in _patterns("boxes", rest).items():
+      path, _, folder = part.partition("@")
+      if more or len(_files("boxes", [path])) != 1:
+        raise UserError(f"source boxes:{rest}: found several files for {split!r}, expected one")
+      self._parts[split] = (path, folder.rstrip("/") or os.path.dirname(path) or ".")
+    self.splits = tuple(self._parts)
+    self.name = _name("boxes", [path for path, _ in self._parts.values()])
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    tables = (_table(path) for path, _ in self._parts.values())
+    return tuple(sorted({label for table in tables for rows in table.values() for label, _ in rows}))
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    path, folder = self._parts[split]
+    table = _table(path)
+    shares = all(edge <= 1 for rows in table.values() for _, edges in rows for edge in edges)
+    for name, rows in list(table.items())[slice(*part) if part else slice(None)]:
+      file = f"{folder}/{name}"
+      if not place(file).exists():
+        yield f"{path}, image {name}", Skip(f"no such file in {folder}")
+        continue
+      objects = {"bbox": [edges for _, edges in rows], "label": [label for label, _ in rows]}
+      try:
+        with place(file).open("rb") as opened:
+          yield file, {"image": opened.read(), "objects": objects} | ({} if shares else {"pixels": True})
+      except OSError as error:
+        raise UserError(f"{file}: cannot be read ({one_line(error)})") from error
+
+  def changed(self, split: str) -> list[int | None]:
+    return [place(self._parts[split][0]).changed()]
+
+  def facts(self, field: str) -> dict[str, Any]:
+    return {"form": "boxes", "splits": {split: self.split_facts(split) for split in self.splits}}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    path, folder = self._parts[split]
+    content = hashlib.sha256(repr(_table(path)).encode()).hexdigest()
+    return {"form": "boxes.v1", "content": content, "images": os.path.basename(folder.rstrip("/"))}
+
+
+def _table(path: str) -> dict[str, list[Row]]:
+  """Read a table: the class and the edges, as in `_EDGES`, of each box, by image in the order of the rows."""
+
+  def texts() -> Iterator[str]:
+    for number, line in lines(path):
+      if isinstance(line, Skip):
+        raise UserError(f"{path}:{number}: found a {line.reason}, expected a table")
+      yield line + "\n"
+
+  rows = csv.reader(texts(), strict=True, delimiter="\t" if path.endswith((".tsv", ".tsv.gz")) else ",")
+  columns, found = None, {}
+  try:
+    for cells in rows:
+      where = f"{path}:{rows.line_num}"
+      if not cells:
+        continue
+      if columns is None:
+        columns = _columns(cells, where)
+        continue
+      if len(cells) <= max(columns.values()):
+        raise UserError(f"{where}: found {len(cells)} columns, expected at least {max(columns.values()) + 1}")
+      name, label = (cells[columns[one]].strip() for one in ("image", "label"))
+      if not file_names.is_inside(name):
+        raise UserError(f"{where}: found the image {file_names.shown(name)}, expected a path below its directory")
+      own = found.setdefault(name, [])
+      if label:
+        own.append((label, [float(cells[columns[edge]]) for edge in _EDGES]))
+  except csv.Error as error:
+    raise UserError(f"{path}:{rows.line_num}: found an invalid table ({one_line(error)})") from None
+  except ValueError as error:
+    raise UserError(f"{where}: found {one_line(error)}, expected numbers for {', '.join(_EDGES)}") from None
+  if not found:
+    raise UserError(f"{path}: found no rows, expected a header and a row for each box")
+  return found
+
+
+def _columns(cells: list[str], where: str) -> dict[str, int]:
+  """Return the places of the columns in a header."""
+  names = [cell.strip().lower() for cell in cells]
+  places = {one: next((names.index(n) for n in known if n in names), None) for one, known in _NAMES.items()}
+  if lacking := next((one for one, at in places.items() if at is None), None):
+    known = ", ".join(_NAMES[lacking])
+    raise UserError(f"{where}: found the columns {', '.join(names)[:200]}, expected one for the {lacking}: {known}")
+  return places
