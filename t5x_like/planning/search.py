@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -41,15 +42,18 @@ class Candidate:
   Attributes:
     bound: the most tokens per second and device.
     memory: the least bytes per device.
+    rows: of a device, or of the devices that share a row.
   """
 
   overrides: tuple[str, ...]
   bound: float
   memory: float
+  rows: int
 
 
 def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
-  """Return all candidates that may fit, best bound first; needs the process of `hardware.devices` (see `compiling`)."""
+  """Return all candidates that may fit, best bound first, and of bounds that differ by less than the estimate's error
+  the most rows; needs the process of `hardware.devices` (see `compiling`)."""
   topology = hardware.parse(request["topology"], request["slices"])
   devices = hardware.devices(topology)
   config = recipes.load(request["config"], request["overrides"])
@@ -57,7 +61,7 @@ def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
   found = [dataclasses.asdict(one) for one in _made(config, task, topology, devices)]
   if not found:
     raise UserError(f"--search: nothing fits {topology.name}; its {len(devices)} devices have too little memory in all")
-  return sorted(found, key=lambda one: -one["bound"])
+  return sorted(found, key=lambda one: (-float(f"{one['bound']:.2g}"), -one["rows"], -one["bound"]))
 
 
 def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) -> Iterator[Candidate]:
@@ -68,10 +72,12 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
   row = compilation.step_flops(parts.model, parts.objective, abstract_batch(base, parts.rules, task))  # of one row
   tokens = sum(math.prod(f.shape) for name, f in task.features.items() if name.endswith("_input_tokens"))
-  kept = _kept(parts.model, task, itemsize)
+  kept = _kept(base, task, devices[:1])
   chip = topology.chip
   memory = chip.memory if chip else math.inf
-  peak, link = (compilation.peak_flops(devices[0])[0], 2 * chip.link) if chip else (1e11, 1e10)
+  peak, link = (
+    (compilation.peak_flops(devices[0])[0], chip.link * hardware.links(devices, topology)) if chip else (1e11, 1e10)
+  )
   for mesh in _meshes(config, topology.slices, len(devices)):
     try:
       rules = Rules.make(make_mesh(mesh, devices), config.rules.to_dict())
@@ -91,7 +97,7 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
       overrides = [f"mesh={json.dumps(mesh, separators=(',', ':'))}", f"batch_size={rows * ways}"]
       table = hasattr(config.model.get("remat"), "keys")
       overrides += [f"model.remat={json.dumps({'name': remat}) if table else remat}"] if remat else []
-      yield Candidate(tuple(overrides), bound, held + activations)
+      yield Candidate(tuple(overrides), bound, held + activations, rows)
 
 
 def _meshes(config: ConfigDict, slices: int, devices: int) -> Iterator[dict[str, int]]:
@@ -107,26 +113,42 @@ def _meshes(config: ConfigDict, slices: int, devices: int) -> Iterator[dict[str,
       yield {axis: size for axis, size in sizes.items() if size > 1}
 
 
-def _kept(model, task, itemsize: int) -> dict[str | None, float]:
-  """Return the least bytes that the backward pass keeps of each row, by remat.
+def _kept(config: ConfigDict, task, devices: list) -> dict[str | None, float]:
+  """Return the bytes that the backward pass of a row holds at once, by remat, as JAX's tracing of the step tells.
 
-  "full" keeps the residual stream of every layer. "minimal" adds named activations, about eight times as wide in all.
-  "none" keeps everything in between, twice as much again.
+  Of two rows it keeps more than of one, and the difference is a row's. A block that is recomputed holds for a moment
+  what "none" keeps of it.
   """
-  residual = 0.0
-  for name, feature in task.features.items():
-    side = name.partition("_")[0]
-    if name.endswith("_input_tokens"):
-      residual += math.prod(feature.shape) * itemsize * _width(model, side)
-  return {"full": residual, "minimal": 8 * residual, "none": 16 * residual, None: 16 * residual}
+  kept = {}
+  for remat in _REMAT if "remat" in config.model else (None,):
+    one = ConfigDict(config.to_dict())
+    if remat is not None:
+      with one.ignore_type():
+        one.model.remat = {"name": remat} if hasattr(config.model.remat, "keys") else remat
+    kept[remat] = _residual_bytes(one, task, devices, 2) - _residual_bytes(one, task, devices, 1)
+  parts = build(config, devices)
+  layers = [p.shape[p.axes.index("layers")] for p in params.named_params(parts.model).values() if "layers" in p.axes]
+  block = (max(kept.values()) - min(kept.values())) / max(layers, default=1)
+  return {remat: size + block for remat, size in kept.items()}
 
 
-def _width(model, side: str) -> int:
-  """Return the stack's layers times its embedding width, from the shapes of its parameters."""
-  named = params.named_params(model)
-  of = {name: p for name, p in named.items() if side in name} or named
-  layers = max((p.shape[p.axes.index("layers")] for p in of.values() if "layers" in p.axes), default=1)
-  return layers * max(p.shape[p.axes.index("embed")] for p in named.values() if "embed" in p.axes)
+def _residual_bytes(config: ConfigDict, task, devices: list, rows: int) -> float:
+  """Return the bytes of all arrays that the forward pass of some rows leaves to the backward pass."""
+  config.batch_size = rows
+  parts = build(config, devices)
+  prepare = getattr(parts.objective, "prepare", lambda batch: batch)
+
+  def forward(arrays, batch):
+    def loss(arrays):
+      key = jax.random.key(0)
+      return parts.objective(params.with_arrays(parts.model, arrays), prepare(batch), key)
+
+    with parts.rules.activate():
+      return jax.vjp(loss, arrays, has_aux=True)[1]
+
+  backward = jax.eval_shape(forward, parts.state.params, abstract_batch(config, parts.rules, task))
+  leaves = [x for x in jax.tree.leaves(backward) if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)]
+  return float(sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves))
 
 
 def search(request: Request, most: int, timeout_seconds: float, tell: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -139,24 +161,22 @@ def search(request: Request, most: int, timeout_seconds: float, tell: Callable[[
   if "candidates" not in listed:
     raise UserError(f"--search: {listed['verdict']}")
   kept = [one for one in request.overrides if not one.startswith((*_SEARCHED, "accumulation_steps"))]
-  chosen, plans = _diverse(listed["candidates"], most), []
-  for number, one in enumerate(chosen, 1):
+  waiting, plans = listed["candidates"], []
+  while waiting and len(plans) < most:
+    one, waiting = waiting[0], waiting[1:]
     overrides = (*kept, *one["overrides"], "accumulation_steps=1")
     found = planned(dataclasses.replace(request, overrides=overrides), timeout_seconds)
     plans.append(found | {"candidate": one["overrides"]})
-    tell(f"{number} of {len(chosen)}: {' '.join(one['overrides'])}: {found['verdict']}")
+    tell(f"{len(plans)} of {most}: {' '.join(one['overrides'])}: {found['verdict']}")
+    alike = [other for other in waiting if _shape(other) == _shape(one)]
+    fewer = [other for other in alike if not found["fits"] and other["rows"] < one["rows"]]
+    waiting = fewer[:1] + [other for other in waiting if _shape(other) != _shape(one)]
   return sorted(plans, key=rate, reverse=True)
 
 
-def _diverse(listed: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-  """Choose the best candidates, at most one per mesh and remat."""
-  seen, chosen = set(), []
-  for one in listed:
-    key = tuple(word for word in one["overrides"] if not word.startswith("batch_size"))
-    if key not in seen and len(chosen) < most:
-      seen.add(key)
-      chosen.append(one)
-  return chosen
+def _shape(candidate: dict[str, Any]) -> tuple[str, ...]:
+  """Return a candidate's mesh and remat: one number of rows of each is compiled, fewer if that does not fit."""
+  return tuple(word for word in candidate["overrides"] if not word.startswith("batch_size"))
 
 
 def rate(plan: dict[str, Any]) -> float:

@@ -199,7 +199,8 @@ def test_candidates_are_ranked_by_their_bound_and_fit(monkeypatch):
   monkeypatch.setattr(search.compilation, "peak_flops", lambda device: (1e12, "made up"))
   request = dataclasses.asdict(child.Request(NANO.partition("=")[2], "v5e:2x4"))
   found = search.candidates(request)
-  assert [one["bound"] for one in found] == sorted((one["bound"] for one in found), reverse=True)
+  ranks = [(float(f"{one['bound']:.2g}"), one["rows"]) for one in found]
+  assert ranks == sorted(ranks, reverse=True)  # most rows among equal bounds
   assert all(one["memory"] <= chip.memory for one in found)
   meshes = {one["overrides"][0] for one in found}
   assert {'mesh={"data":8}', 'mesh={"fsdp":8}', 'mesh={"data":2,"fsdp":2,"tensor":2}'} <= meshes
@@ -212,7 +213,9 @@ def test_candidates_are_ranked_by_their_bound_and_fit(monkeypatch):
 def test_search_plans_the_best_and_ranks_what_fits(monkeypatch, capsys):
   names = ['mesh={"data":8}', 'mesh={"fsdp":8}', 'mesh={"tensor":8}']
   listed = [
-    {"overrides": [mesh, f"batch_size={rows}"], "bound": rows, "memory": 0} for rows in (16, 8) for mesh in names
+    {"overrides": [mesh, f"batch_size={8 * rows}"], "bound": rows, "memory": 0, "rows": rows}
+    for rows in (2, 1)
+    for mesh in names
   ]
   plans = {names[0]: (True, 2.0), names[1]: (True, 1.0), names[2]: (False, 0.5)}
 
@@ -231,6 +234,39 @@ def test_search_plans_the_best_and_ranks_what_fits(monkeypatch, capsys):
   lines = capsys.readouterr().out.splitlines()
   assert [names[i] in lines[4 + n] for n, i in enumerate((1, 0, 2))] == [True] * 3 and "told" in lines[-1]
   assert "'--config.mesh={\"fsdp\":8}'" in lines[4]
+
+
+def test_search_tries_fewer_rows_of_what_does_not_fit(monkeypatch):
+  sizes = [(f"mesh={mesh}", rows) for rows in (4, 2, 1) for mesh in ("a", "b")]
+  listed = [
+    {"overrides": [mesh, f"batch_size={rows}"], "bound": 1.0, "memory": 0, "rows": rows} for mesh, rows in sizes
+  ]
+  asked = []
+
+  def made(request, timeout):
+    if request.search:
+      return {"candidates": listed}
+    asked.append(request.overrides[:2])
+    return {"fits": "mesh=b" in request.overrides or "batch_size=2" in request.overrides, "verdict": ""} | {
+      "model_flops": 1.0,
+      "total_gigabytes": 1.0,
+    }
+
+  monkeypatch.setattr(search, "planned", made)
+  search.search(child.Request("recipe", "cpu:8"), 4, 1.0, lambda line: None)
+  assert asked == [("mesh=a", "batch_size=4"), ("mesh=a", "batch_size=2"), ("mesh=b", "batch_size=4")]
+
+
+def test_the_kept_activations_of_a_row_have_attention_logits_and_fall_with_remat():
+  made = {}
+  for length in (64, 128):
+    flags = (f"task.inputs_length={length}", "model.remat=none", 'mesh={"data":1}')
+    config, task = steps.resolve(recipes.load(NANO.partition("=")[2], flags), "cpu", None)
+    made[length] = search._residual_bytes(config, task, jax.devices()[:1], 2)
+  heads, layers, rows = 4, 2, 2
+  assert made[128] - made[64] > rows * layers * heads * (128**2 - 64**2) * 4  # float32 weights of the encoder alone
+  kept = search._kept(config, task, jax.devices()[:1])
+  assert 0 < kept["full"] < kept["minimal"] < kept["none"]
 
 
 def test_an_installed_compiler_is_left_alone_by_other_programs(tmp_path):
