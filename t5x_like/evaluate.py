@@ -7,15 +7,16 @@ each input, or decoded samples; runs on images also write pictures. Groups name 
 t5x_like/training/evaluation.py.
 
 With --suite it fine-tunes the checkpoint, the newest or the one given by --step, on every task of
-t5x_like/benchmarks/suites/NAME.py and prints one table. --data is a directory with the official files of the tasks,
-plain or compressed, or --data_dir has them as TensorFlow datasets. --output also holds it as results.json, results.md
-and results.html, with files for the leaderboard. --config.KEY=VALUE then change the fine-tuning recipe. The same
-command continues a suite that was stopped. --suite=glue,tags,text makes one table of three suites, and
---workdir=runs/bert,runs/t5 gives each task to the first run that can learn it. --compare=DIR adds the differences from
-another table of the same suites, such as one made --from_scratch, to all of these and, in a local workdir, to
-report.html. With a workdir at an address (gs://…), --output is required. --steps=1000,2000 repeats the suite from each
-of these checkpoints and prints one table of the scores by step. A flag that has no meaning with, or without, --suite is
-refused.
+t5x_like/benchmarks/suites/NAME.py, of a file TASKS.toml or of module:SUITE (t5x_like/benchmarks/outside.py), and prints
+one table. --data is a directory with the official files of the tasks, plain or compressed, or --data_dir has them as
+TensorFlow datasets. --output also holds it as results.json, results.md and results.html, with files for the leaderboard
+unless --no_submission leaves the test sets alone. Each run is evaluated and saved --evaluations times at most.
+--config.KEY=VALUE then change the fine-tuning recipe. The same command continues a suite that was stopped.
+--suite=glue,tags,text makes one table of three suites, and --workdir=runs/bert,runs/t5 gives each task to the first run
+that can learn it. --compare=DIR adds the differences from another table of the same suites, such as one made
+--from_scratch, to all of these and, in a local workdir, to report.html. With a workdir at an address (gs://…), --output
+is required. --steps=1000,2000 repeats the suite from each of these checkpoints and prints one table of the scores by
+step. A flag that has no meaning with, or without, --suite is refused.
 
 --questions='lm_eval/*.jsonl.gz' asks the first run that holds a decoder or an encoder-decoder questions without
 training, after --shots examples each, with or without a suite (see python -m tools.few_shot). --max_examples=200
@@ -30,7 +31,7 @@ import functools
 import json
 import pathlib
 
-from t5x_like import command_line, slots
+from t5x_like import command_line, slots, trust
 from t5x_like.benchmarks import suites
 from t5x_like.errors import UserError, door
 from t5x_like.files.places import directory, is_remote
@@ -39,8 +40,9 @@ from t5x_like.interop import hub
 _QUESTIONS, _AT_ONCE = "questions", 32
 # Flags that have no meaning without --suite.
 _OF_SUITES = (
-  "tasks seeds rates epochs output data data_dir from_scratch compare questions shots max_examples steps".split()
-)
+  "tasks seeds rates epochs evaluations output data data_dir no_submission from_scratch compare questions shots"
+  " max_examples steps"
+).split()
 _NOT_BY_STEP = ("step", "from_scratch", "compare", "questions")
 _output = functools.partial(directory, flag="--output")
 
@@ -60,15 +62,23 @@ def main(argv: list[str]) -> None:
       {"type": command_line.step, "help": "the checkpoint to evaluate, or to fine-tune (default: the newest)"},
     ),
     ("--evals", {"metavar": "NAME,NAME", "help": "which of config.evals (default: all)"}),
-    ("--suite", {"metavar": "NAME,NAME", "help": f"a table of benchmarks: {', '.join(slots.names(suites))}"}),
+    (
+      "--suite",
+      {
+        "metavar": "NAME,NAME",
+        "help": f"a table of benchmarks: {', '.join(slots.names(suites))}, TASKS.toml or module:SUITE",
+      },
+    ),
     ("--tasks", {"metavar": "TASK,TASK", "help": "of the suite (default: all whose data are there)"}),
-    ("--seeds", {"type": int, "metavar": "N", "help": "runs of every task and rate (default: 1)"}),
-    ("--rates", {"metavar": "RATE,RATE", "help": "learning rates to choose from (default: the recipe's)"}),
+    ("--seeds", {"type": int, "metavar": "N", "help": "runs of every task and rate (default: the task's, or 1)"}),
+    ("--rates", {"metavar": "RATE,RATE", "help": "learning rates to choose from (default: the task's or recipe's)"}),
     (
       "--epochs",
-      {"type": float, "metavar": "N", "help": "of each task's training split (default: the recipe's steps)"},
+      {"type": float, "metavar": "N", "help": "of each task's training split (default: the task's or recipe's)"},
     ),
     ("--steps", {"type": _steps, "metavar": "N,N", "help": "the suite from each of these checkpoints, as one table"}),
+    ("--evaluations", {"type": int, "metavar": "N", "help": "of a run, and checkpoints, at most (default: 10)"}),
+    ("--no_submission", {"action": "store_true", "help": "predict no test sets"}),
     ("--output", {"type": _output, "metavar": "DIR", "help": "of the suite (default: <workdir>/suites/<suite>)"}),
     ("--data", {"metavar": "DIR", "help": "of the tasks' official files; or, of one task, train=FILE,validation=FILE"}),
     ("--data_dir", {"metavar": "DIR", "help": "of TensorFlow datasets"}),
@@ -143,20 +153,22 @@ def _flags(names: list[str]) -> str:
 
 def _suite(args, overrides: list[str]) -> None:
   """Run a suite and print its table."""
-  from t5x_like.benchmarks import steps, suite, tables
+  from t5x_like.benchmarks import outside, steps, suite, tables
   from t5x_like.report import page
   from t5x_like.runtime import compile_cache, process
   from t5x_like.training import workdir
 
   names = [] if args.suite is None else args.suite.split(",")
+  trust.admit(names)
   given = [directory(word) for word in args.workdir.split(",")]
   try:
     rates = [float(word) for word in (args.rates or "").split(",") if word]
   except ValueError:
     raise UserError(f"--rates={args.rates}: expected numbers, such as 1e-5,3e-5") from None
-  numbers = [1 if number is None else number for number in (args.seeds, args.epochs, args.max_examples)]
-  if min(*numbers, *rates) <= 0 or (args.shots or 0) < 0:
-    raise UserError("--seeds, --epochs, --rates, --max_examples: expected more than 0, and --shots not less")
+  numbers = (args.seeds, args.epochs, args.max_examples, args.evaluations)
+  if min(*(1 if number is None else number for number in numbers), *rates) <= 0 or (args.shots or 0) < 0:
+    flags = "--seeds, --epochs, --rates, --evaluations, --max_examples"
+    raise UserError(f"{flags}: expected more than 0, and --shots not less")
   process.prepare()
   if hub.named(given[0]) and not args.output:
     told = f"found no directory {given[0]}; correct the path or, for the Hub's model of this name, add --output=DIR"
@@ -168,13 +180,14 @@ def _suite(args, overrides: list[str]) -> None:
     if workdir.read(word) is None:
       raise hub.absent(word, "--workdir")
   form = "from_scratch" if args.from_scratch else ""
-  output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / "+".join(names or [_QUESTIONS]) / form)
+  folder = "+".join(map(outside.short, names)) or _QUESTIONS
+  output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / folder / form)
   process.say(compile_cache.use(args.output if hub.named(given[0]) else workdirs[0]))
   options = suite.Options(
     workdirs,
     output,
     tasks=args.tasks.split(",") if args.tasks else None,
-    seeds=args.seeds or 1,
+    seeds=args.seeds,
     rates=rates,
     epochs=args.epochs,
     recipe=args.config,
@@ -185,6 +198,8 @@ def _suite(args, overrides: list[str]) -> None:
     compare=args.compare,
     max_examples=args.max_examples,
     step=args.step,
+    evaluations=args.evaluations or suite.EVALUATIONS,
+    submission=not args.no_submission,
   )
   if args.steps:
     return process.say(steps.markdown(steps.run(names, options, args.steps)))

@@ -1,9 +1,9 @@
 """The gate before every import by name: the functions, spelled `module:function`, that may be imported.
 
 Importing a module runs it, so a name is imported only if the user gave exactly that name in this command: in the recipe
-of `--config`, in a `--config.…` flag, or in another flag. Only `Parser.parse` and `recipes.load` admit these names.
-A name read from a file (the `config.json` of a run, of its teacher, or of the run that it starts from) is refused
-unless the command has `--trust`.
+of `--config`, in a `--config.…` flag, or in another flag. Only `Parser.parse`, `recipes.load` and, for lists of suites,
+`evaluate` admit them. A name read from a file (the `config.json` of a run, of its teacher, or of the run that it starts
+from) is refused unless the command has `--trust`.
 
 A program that uses t5x_like as a library, such as a notebook, must admit the names it needs:
 

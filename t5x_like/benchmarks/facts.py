@@ -23,6 +23,8 @@ _VERSIONS = (
   "tensorflow-cpu",
   "python",
   "device_kind",
+  "host_cpu",
+  "host_cores",
 )
 
 
@@ -54,7 +56,7 @@ def of_run(folder: pathlib.Path, counted: Sequence[str]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, Any]:
-  """Return the versions that the table was made with, and the device."""
+  """Return the versions that the table was made with, and the machine."""
   found = environment()
   return {name: found[name] for name in _VERSIONS if name in found}
 

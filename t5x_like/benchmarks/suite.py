@@ -20,8 +20,9 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from t5x_like import recipes, slots
-from t5x_like.benchmarks import comparison, data, submission, suites, tables
+from t5x_like import config as config_lib
+from t5x_like import recipes
+from t5x_like.benchmarks import comparison, data, outside, submission, suites, tables
 from t5x_like.benchmarks import facts as suite_facts
 from t5x_like.benchmarks.suites import Benchmark, Form, Suite
 from t5x_like.checkpoints.manager import Checkpoints
@@ -44,7 +45,9 @@ RECIPES = {
   "decoder": "configs/finetune/decoder.py",
   "text": "configs/finetune/text_to_text.py",
 }
-_PARTS = 10  # of a run: evaluations, checkpoints; one of them is the warm-up
+EVALUATIONS = 10
+_WARM_UP = 10  # one part of so many
+_EPOCHS = 3.0  # of a task that has no other number and that no recipe knows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +60,11 @@ class Options:
     from_scratch: whether only their architectures and vocabularies are taken.
     output: the directory of the table.
     tasks: which of the suites'; None is all that have data.
-    seeds, rates: how many seeds, and which learning rates; no rates is the recipe's.
-    epochs: passes over the training split; None is the recipe's steps.
+    seeds, rates: how many seeds, and which learning rates; None and no rates are the task's, or else one seed and the
+      recipe's rate.
+    epochs: passes over the training split; None is the task's number, or else the recipe's steps.
+    evaluations: evaluations and checkpoints of a run, at most; the best of them counts.
+    submission: whether test splits are predicted.
     recipe: instead of `RECIPES`, with or without an argument.
     overrides: `KEY=VALUE` for every run.
     data: the directory of official files, or the files of each split of one task.
@@ -70,9 +76,11 @@ class Options:
   workdirs: Sequence[str]
   output: pathlib.Path
   tasks: Sequence[str] | None = None
-  seeds: int = 1
+  seeds: int | None = None
   rates: Sequence[float] = ()
   epochs: float | None = None
+  evaluations: int = EVALUATIONS
+  submission: bool = True
   recipe: str | None = None
   overrides: Sequence[str] = ()
   data: str | None = None
@@ -95,7 +103,9 @@ def run(names: Sequence[str], options: Options, others: Mapping[str, Callable[[]
   Raises:
     UserError: an unknown suite or task, no task with data, a workdir that holds no run, or whatever a run raises.
   """
-  made = {name: slots.find("--suite", name, suites, "SUITE") for name in names}
+  made = {outside.short(name): outside.suite(name) for name in names}
+  if len(made) < len(names):
+    raise UserError(f"--suite={','.join(names)}: found two of the name {outside.short(names[-1])}; rename a file")
   kinds = {workdir: kind(workdir) for workdir in options.workdirs}
   other = comparison.read(options.compare) if options.compare else None
   known = [task for suite in made.values() for task in suite.tasks]
@@ -163,12 +173,12 @@ def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
   """
   for task, benchmark in suite.tasks.items():
     able = [workdir for workdir, kind in kinds.items() if getattr(benchmark, kind)]
-    folders = [options.output / task / _folder(rate, seed) for rate, seed in _asked_for(options)]
+    folders = [options.output / task / _folder(rate, seed) for rate, seed in _asked_for(benchmark, options)]
     if not able or options.tasks and task not in options.tasks:
       continue
     if distributed.from_first(lambda folders=folders: all((folder / RESULT).exists() for folder in folders)):
       continue
-    rate, seed = next(_asked_for(options))
+    rate, seed = next(_asked_for(benchmark, options))
     try:
       config = _config(f"{name}/{task}", benchmark, kinds[able[0]], rate, seed, able[0], options)
       assemble(resolve(config), str(folders[0]))
@@ -178,9 +188,10 @@ def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
       raise UserError(f"{name}/{task}: {error}") from error
 
 
-def _asked_for(options: Options) -> Iterator[tuple[float | None, int]]:
-  """Return the rates and seeds of every task's runs, in order."""
-  return itertools.product(options.rates or (None,), range(options.seeds))
+def _asked_for(benchmark: Benchmark, options: Options) -> Iterator[tuple[float | None, int]]:
+  """Return the rates and seeds of a task's runs, in order."""
+  seeds = options.seeds or benchmark.seeds or 1
+  return itertools.product(options.rates or benchmark.rates or (None,), range(seeds))
 
 
 def _folder(rate: float | None, seed: int) -> str:
@@ -201,8 +212,8 @@ def _task(
   """Return the results of all runs of a task, and which of them count."""
   form = getattr(benchmark, kind)
   runs = []
-  asked = _asked(workdir, options)
-  for rate, seed in _asked_for(options):
+  asked = _asked(workdir, benchmark, options)
+  for rate, seed in _asked_for(benchmark, options):
     folder = options.output / task / _folder(rate, seed)
     done = distributed.from_first(lambda folder=folder: _read(folder / RESULT, asked))
     done = done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options)
@@ -223,6 +234,7 @@ def _task(
     "spread": best["score"] - chosen[0]["score"],
     "rate": rate,
     "counted": list(form.counted),
+    "published": dict(benchmark.published),
     "metrics": middle["metrics"],
     "facts": middle["facts"],
     "runs": runs,
@@ -242,14 +254,14 @@ def _one(
 ) -> dict[str, Any]:
   """Fine-tune once, and write the result of the best checkpoint and its predictions."""
   process.say(f"=== {where}: {folder.name}")
-  asked = _asked(workdir, options)
+  asked = _asked(workdir, benchmark, options)
   if distributed.from_first(lambda: _read(folder / ASKED, asked)) is None and process.first():
     workdirs.write(folder, ASKED, {"asked": asked})  # a run that is stopped goes on with the same flags alone
   config = _config(where, benchmark, kind, rate, seed, workdir, options)
   with opened(resolve(config), str(folder)) as made:
     train(made)
     best = made.best
-  wanted = {} if options.max_examples else benchmark.test
+  wanted = benchmark.test if options.submission and not options.max_examples else {}
   tests = {file: split for file, split in wanted.items() if split in data.splits(config)}
   step, groups = best if best and not tests else _best(config, folder, tests)
   metrics = {
@@ -291,27 +303,42 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
   overrides += [f"{key}={found}" for key, found in _keys(benchmark, kind, options).items()]
   if rate is not None:
     overrides.append(f"schedule.learning_rate={rate}")
-  overrides += [f"task.cache={_prepared(options)}", *options.overrides]
-  config = recipes.load(f"{recipe}:{where}{',' if argument else ''}{argument}", overrides)
+  changes = [*_changes(benchmark), *options.overrides]
+  overrides += [f"task.cache={_prepared(options)}", *changes]
+  if benchmark.named:
+    config = recipes.load(f"{recipe}:{where}{',' if argument else ''}{argument}", overrides)
+  else:
+    config = recipes.load(f"{recipe}:{argument}")
+    official = options.data is not None and benchmark.files is not None
+    suites.apply(config, benchmark, getattr(benchmark, kind), official)
+    config = config_lib.override(config, overrides, where)
   if options.max_examples:
     first = f"[:{options.max_examples}]"
     for values in config.evals.values():
       values["split"] = (values.get("split") or config.eval_split) + first
     config.eval_split += first
   data.check(config)
-  if options.epochs is not None and not any(word.startswith("total_steps=") for word in options.overrides):
+  epochs = options.epochs or benchmark.epochs or (None if benchmark.named else _EPOCHS)
+  if epochs is not None and not any(word.startswith("total_steps=") for word in changes):
     rows = _rows(resolve(config))
-    config.total_steps = max(1, math.ceil(options.epochs * rows / config.batch_size))
-  given = {word.split("=")[0].split(".")[-1] for word in options.overrides}
-  for key, node in (("eval_every", config), ("every", config.checkpoint), ("warmup_steps", config.schedule)):
+    config.total_steps = max(1, math.ceil(epochs * rows / config.batch_size))
+  given = {word.split("=")[0].split(".")[-1] for word in changes}
+  every, warm_up = math.ceil(config.total_steps / options.evaluations), max(1, config.total_steps // _WARM_UP)
+  defaults = (("eval_every", config, every), ("every", config.checkpoint, every))
+  for key, node, value in (*defaults, ("warmup_steps", config.schedule, warm_up)):
     if key in node and key not in given:
-      node[key] = max(1, config.total_steps // _PARTS)
+      node[key] = value
   return config
 
 
 def _keys(benchmark: Benchmark, kind: str, options: Options) -> dict[str, str]:
   """Return the config's keys that say where the records are."""
   return data.keys(benchmark, getattr(benchmark, kind), options.data, options.data_dir)
+
+
+def _changes(benchmark: Benchmark) -> list[str]:
+  """Return a task's own changes of the recipe as `KEY=VALUE`."""
+  return [f"{key}={json.dumps(value)}" for key, value in benchmark.config.items()]
 
 
 def _prepared(options: Options) -> str:
@@ -326,7 +353,7 @@ def _rows(config) -> int:
   return process.build_task("task", arguments.pop("name"), config.train_split, arguments).num_examples
 
 
-def _asked(workdir: str, options: Options) -> dict[str, Any]:
+def _asked(workdir: str, benchmark: Benchmark, options: Options) -> dict[str, Any]:
   """Return the facts that determine a run's result besides its task, rate and seed."""
   step = [] if options.step is None else [options.step]
   if not step and not options.from_scratch:
@@ -338,6 +365,9 @@ def _asked(workdir: str, options: Options) -> dict[str, Any]:
   where = workdir if is_remote(workdir) else os.path.abspath(workdir)
   asked = {"workdir": where, "step": step, "config": options.recipe}
   asked |= {name: getattr(options, name) for name in names}
+  asked |= {"table": benchmark.table} if benchmark.table else {}
+  asked |= {} if options.evaluations == EVALUATIONS else {"evaluations": options.evaluations}
+  asked |= {} if options.submission or not benchmark.test else {"submission": False}
   return asked | {f"config.{key}": value for key, value in sorted(keys.items())}
 
 

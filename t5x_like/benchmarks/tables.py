@@ -26,7 +26,7 @@ def results(name: str, options, found: dict[str, dict[str, Any]], missing: dict[
     "suite": name,
     "workdir": ", ".join(options.workdirs),
     "from_scratch": options.from_scratch,
-    "seeds": options.seeds,
+    "seeds": options.seeds or max((len({run["seed"] for run in one["runs"]}) for one in found.values()), default=1),
     "average": _mean(found) if whole else None,
     "mean": _mean(found),
     "versions": suite_facts.versions(),
@@ -42,7 +42,8 @@ def joined(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     key: {f"{name}/{task}": value for name, part in parts.items() for task, value in part[key].items()}
     for key in ("tasks", "missing")
   }
-  return first | {"suite": ",".join(parts), "average": None, "mean": _mean(whole["tasks"])} | whole
+  about = {"suite": ",".join(parts), "seeds": max(part["seeds"] for part in parts.values()), "average": None}
+  return first | about | {"mean": _mean(whole["tasks"])} | whole
 
 
 def _mean(found: dict[str, dict[str, Any]]) -> float | None:
@@ -84,13 +85,22 @@ def notes(found: dict[str, Any]) -> str:
       " at the rate where it is best: score, last, details, intervals and charts are of this run. `best seed` is the"
       " score of the best run, whose predictions a submission has; `spread` is the best minus the worst. "
     )
-  return words + "`majority` is the score of giving the commonest label every time."
+  words += "`majority` is the score of giving the commonest label every time."
+  if _published(found):
+    words += " `published` are scores of other models, each in its authors' metric."
+  return words
 
 
 def columns(found: dict[str, Any]) -> list[str]:
   """Return the names of the columns."""
   seeds = ["best seed", "spread"] if found["seeds"] > 1 else []
-  return ["task", "score", "last", *seeds, "majority", "rate", "steps", "length", "examples", "seconds", "details"]
+  published = ["published"] if _published(found) else []
+  after = ["rate", "steps", "length", "examples", "seconds", "details"]
+  return ["task", "score", "last", *seeds, "majority", *published, *after]
+
+
+def _published(found: dict[str, Any]) -> bool:
+  return any(result.get("published") for result in found["tasks"].values())
 
 
 def cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
@@ -101,7 +111,9 @@ def cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
   numbers = [result["score"], facts.get("last"), *seeds, facts.get("majority")]
   steps = f"{facts['steps']} of {facts['batch_size']}" if facts else _DASH
   counts = [_DASH if facts.get(key) is None else f"{facts[key]:.0f}" for key in ("examples", "seconds")]
-  return [*map(_shown, numbers), rate_of(result), steps, facts.get("length") or _DASH, *counts, details]
+  scores = ", ".join(f"{score:.1f} {model}" for model, score in result.get("published", {}).items())
+  published = [scores or _DASH] if _published(found) else []
+  return [*map(_shown, numbers), *published, rate_of(result), steps, facts.get("length") or _DASH, *counts, details]
 
 
 def rate_of(result: dict[str, Any]) -> str:

@@ -66,6 +66,12 @@ class Benchmark:
       first selects the checkpoint.
     own_files: the official files of evaluations that change the task's source.
     test: the files of a submission, each with the split to predict.
+    epochs, rates, seeds: passes over the training split, learning rates and number of seeds, where the command has
+      none; else the recipe's, and one seed.
+    config: further keys of the recipe for this task, such as `{"task.length": 48, "batch_size": 16}`.
+    published: scores of other models on the evaluated split, by the model's name.
+    table: identifies the table that the task was read from; None if it stands in a module.
+    named: whether the recipes of `configs/finetune/` take it as their argument.
   """
 
   source: str | None
@@ -76,6 +82,13 @@ class Benchmark:
   evaluated: Mapping[str, str | Values] = dataclasses.field(default_factory=lambda: {"dev": "validation"})
   own_files: Mapping[str, Files] = dataclasses.field(default_factory=dict)
   test: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  epochs: float | None = None
+  rates: Sequence[float] = ()
+  seeds: int | None = None
+  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  published: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  table: str | None = None
+  named: bool = True
 
   def sources(self, official: bool, form: Form) -> dict[str, str]:
     """Return the sources of a form by the config's keys: the official files, or the source that needs none."""
@@ -237,7 +250,7 @@ def generated(
 
 
 def tagged(
-  source: str | None, examples: int, *, files: Files, tags: Sequence[str], field: str, score: str
+  source: str | None, examples: int, *, files: Files, tags: Sequence[str], field: str, score: str, length: int = 128
 ) -> Benchmark:
   """Make a benchmark of word tags from a TFDS source, if any, and files; `examples` counts the training split.
 
@@ -245,7 +258,7 @@ def tagged(
   """
   evaluated, counted = {"dev": "validation", "test": "test"}, (f"dev/{score}",)
   form = Form(
-    {"name": "tagging", "tags_field": field, "tags": list(tags), "length": 128},
+    {"name": "tagging", "tags_field": field, "tags": list(tags), "length": length},
     {"name": "tagging"},
     {"name": "tagging"},
     counted,
@@ -266,6 +279,8 @@ def spans(
   evaluated: Mapping[str, str | Values] | None = None,
   own_files: Mapping[str, Files] | None = None,
   counted: Sequence[str] = (),
+  length: int = 384,
+  stride: int = 128,
 ) -> Benchmark:
   """Make a benchmark of extractive answers.
 
@@ -273,7 +288,7 @@ def spans(
   """
   counted = tuple(counted) or tuple(f"dev/{name}" for name in ("exact" if unanswerable else "exact_match", "f1"))
   form = Form(
-    {"name": "span_qa", "length": 384, "stride": 128},
+    {"name": "span_qa", "length": length, "stride": stride},
     {"name": "span_qa"},
     {"name": "span_qa"} | ({"unanswerable": True} if unanswerable else {}),
     counted,

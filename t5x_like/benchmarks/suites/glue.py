@@ -1,6 +1,8 @@
 """GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461), with T5's texts (Raffel et al. 2020, appendix D)."""
 
-from t5x_like.benchmarks.suites import Files, Suite, labelled, rewritten
+import dataclasses
+
+from t5x_like.benchmarks.suites import Benchmark, Files, Suite, labelled, rewritten
 
 _NLI = ("entailment", "neutral", "contradiction")
 _TWO = ("entailment", "not_entailment")
@@ -30,100 +32,132 @@ _MNLI = Files(
   fields={"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label"},
 )
 
-SUITE = Suite(
-  {
-    "cola": labelled(
-      "tfds:glue/cola",
-      8_551,
-      files=_tsv("CoLA", header=("source", "label", "mark", "sentence")),
-      text="{sentence}",
-      labels=("unacceptable", "acceptable"),
-      scores=("matthews_correlation", "accuracy"),
-      counted=("matthews_correlation",),
-      inputs="cola sentence: {sentence}",
-      test={"CoLA": "test"},
-    ),
-    "sst2": labelled(
-      "tfds:glue/sst2",
-      67_349,
-      files=_tsv("SST-2"),
-      text="{sentence}",
-      labels=("negative", "positive"),
-      inputs="sst2 sentence: {sentence}",
-      test={"SST-2": "test"},
-    ),
-    "mrpc": labelled(
-      "tfds:glue/mrpc",
-      3_668,
-      files=_MRPC,
-      **_PAIR,
-      labels=("not_equivalent", "equivalent"),
-      scores=("f1", "accuracy"),
-      symmetric=True,
-      inputs="mrpc sentence1: {sentence1} sentence2: {sentence2}",
-      test={"MRPC": "test"},
-    ),
-    "stsb": labelled(
-      "tfds:glue/stsb",
-      5_749,
-      files=_tsv("STS-B", fields={"label": "score"}),
-      **_PAIR,
-      labels=None,
-      symmetric=True,
-      inputs=rewritten("stsb", ["number"], ("pearson", "spearman")),
-      test={"STS-B": "test"},
-    ),
-    "qqp": labelled(
-      "tfds:glue/qqp",
-      363_846,
-      files=_tsv("QQP", fields={"label": "is_duplicate"}),
-      text="{question1}",
-      pair="{question2}",
-      labels=("not_duplicate", "duplicate"),
-      scores=("f1", "accuracy"),
-      symmetric=True,
-      inputs="qqp question1: {question1} question2: {question2}",
-      test={"QQP": "test"},
-    ),
-    "mnli": labelled(
-      "tfds:glue/mnli",
-      392_702,
-      files=_MNLI,
-      text="{premise}",
-      pair="{hypothesis}",
-      labels=_NLI,
-      inputs="mnli hypothesis: {hypothesis} premise: {premise}",
-      evaluated=_HALVES,
-      test={"MNLI-m": "test_matched", "MNLI-mm": "test_mismatched"},
-    ),
-    "qnli": labelled(
-      "tfds:glue/qnli",
-      104_743,
-      files=_tsv("QNLI"),
-      text="{question}",
-      pair="{sentence}",
-      labels=_TWO,
-      inputs="qnli question: {question} sentence: {sentence}",
-      test={"QNLI": "test"},
-    ),
-    "rte": labelled(
-      "tfds:glue/rte",
-      2_490,
-      files=_tsv("RTE"),
-      **_PAIR,
-      labels=_TWO,
-      inputs="rte sentence1: {sentence1} sentence2: {sentence2}",
-      test={"RTE": "test"},
-    ),
-    "wnli": labelled(
-      "tfds:glue/wnli",
-      635,
-      files=_tsv("WNLI"),
-      **_PAIR,
-      labels=("not_entailment", "entailment"),
-      inputs="wnli sentence1: {sentence1} sentence2: {sentence2}",
-      test={"WNLI": "test"},
-    ),
+# Dev sets, as the tables of https://github.com/microsoft/unilm (minilm/README.md) and of
+# https://github.com/facebookresearch/fairseq (examples/roberta/README.md) print them.
+_PUBLISHED = {
+  "BERT base": {"mnli": 84.5, "sst2": 93.2, "qnli": 91.7, "cola": 58.9, "rte": 68.6, "mrpc": 87.3, "qqp": 91.3},
+  "MiniLM-L6xH384": {"mnli": 83.3, "sst2": 91.5, "qnli": 90.5, "cola": 47.5, "rte": 68.8, "mrpc": 88.9, "qqp": 90.6},
+  "RoBERTa base": {
+    "mnli": 87.6,
+    "qnli": 92.8,
+    "qqp": 91.9,
+    "rte": 78.7,
+    "sst2": 94.8,
+    "mrpc": 90.2,
+    "cola": 63.6,
+    "stsb": 91.2,
   },
+}
+
+
+def _with_published(tasks: dict[str, Benchmark]) -> dict[str, Benchmark]:
+  """Return the tasks, each with the published scores that it has."""
+  return {
+    task: dataclasses.replace(
+      benchmark, published={model: scores[task] for model, scores in _PUBLISHED.items() if task in scores}
+    )
+    for task, benchmark in tasks.items()
+  }
+
+
+SUITE = Suite(
+  _with_published(
+    {
+      "cola": labelled(
+        "tfds:glue/cola",
+        8_551,
+        files=_tsv("CoLA", header=("source", "label", "mark", "sentence")),
+        text="{sentence}",
+        length=64,
+        labels=("unacceptable", "acceptable"),
+        scores=("matthews_correlation", "accuracy"),
+        counted=("matthews_correlation",),
+        inputs="cola sentence: {sentence}",
+        test={"CoLA": "test"},
+      ),
+      "sst2": labelled(
+        "tfds:glue/sst2",
+        67_349,
+        files=_tsv("SST-2"),
+        text="{sentence}",
+        length=80,
+        labels=("negative", "positive"),
+        inputs="sst2 sentence: {sentence}",
+        test={"SST-2": "test"},
+      ),
+      "mrpc": labelled(
+        "tfds:glue/mrpc",
+        3_668,
+        files=_MRPC,
+        **_PAIR,
+        labels=("not_equivalent", "equivalent"),
+        scores=("f1", "accuracy"),
+        symmetric=True,
+        inputs="mrpc sentence1: {sentence1} sentence2: {sentence2}",
+        test={"MRPC": "test"},
+      ),
+      "stsb": labelled(
+        "tfds:glue/stsb",
+        5_749,
+        files=_tsv("STS-B", fields={"label": "score"}),
+        **_PAIR,
+        labels=None,
+        symmetric=True,
+        inputs=rewritten("stsb", ["number"], ("pearson", "spearman")),
+        test={"STS-B": "test"},
+      ),
+      "qqp": labelled(
+        "tfds:glue/qqp",
+        363_846,
+        files=_tsv("QQP", fields={"label": "is_duplicate"}),
+        text="{question1}",
+        pair="{question2}",
+        labels=("not_duplicate", "duplicate"),
+        scores=("f1", "accuracy"),
+        symmetric=True,
+        inputs="qqp question1: {question1} question2: {question2}",
+        test={"QQP": "test"},
+      ),
+      "mnli": labelled(
+        "tfds:glue/mnli",
+        392_702,
+        files=_MNLI,
+        text="{premise}",
+        pair="{hypothesis}",
+        labels=_NLI,
+        inputs="mnli hypothesis: {hypothesis} premise: {premise}",
+        evaluated=_HALVES,
+        test={"MNLI-m": "test_matched", "MNLI-mm": "test_mismatched"},
+      ),
+      "qnli": labelled(
+        "tfds:glue/qnli",
+        104_743,
+        files=_tsv("QNLI"),
+        text="{question}",
+        pair="{sentence}",
+        labels=_TWO,
+        inputs="qnli question: {question} sentence: {sentence}",
+        test={"QNLI": "test"},
+      ),
+      "rte": labelled(
+        "tfds:glue/rte",
+        2_490,
+        files=_tsv("RTE"),
+        **_PAIR,
+        labels=_TWO,
+        inputs="rte sentence1: {sentence1} sentence2: {sentence2}",
+        test={"RTE": "test"},
+      ),
+      "wnli": labelled(
+        "tfds:glue/wnli",
+        635,
+        files=_tsv("WNLI"),
+        **_PAIR,
+        labels=("not_entailment", "entailment"),
+        inputs="wnli sentence1: {sentence1} sentence2: {sentence2}",
+        test={"WNLI": "test"},
+      ),
+    }
+  ),
   submission="glue",
 )

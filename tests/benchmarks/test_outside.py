@@ -1,0 +1,109 @@
+"""Suites that a user brings: a TOML file of tasks, and a module."""
+
+import json
+import sys
+
+import pytest
+
+import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the run is of
+from t5x_like import evaluate, train
+from tests.runs import REPO, alone
+
+pytestmark = pytest.mark.usefixtures("compiled", "one_device")
+PAGE = (REPO / "docs" / "how-to" / "run-a-benchmark-suite.md").read_text()
+TOML = PAGE.partition("```toml\n")[2].partition("```")[0]
+TOML = TOML.replace("seeds = 3", "seeds = 2").replace("batch_size = 16", "total_steps = 3")
+TOML = TOML.replace("[3e-5, 5e-5]", "[3e-5]").replace("epochs = 4", 'epochs = 2\npublished = {"another model" = 71.5}')
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, compiled):
+  workdir = tmp_path_factory.mktemp("pretrained")
+  flags = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
+  flags.append('model.design.position={"name": "learned", "length": 64}')
+  recipe = "--config=tests/recipes/nano_encoder.py"
+  with alone():
+    assert train.main([recipe, f"--workdir={workdir}", *(f"--config.{one}" for one in flags)]) == 0
+  return workdir
+
+
+def command(pretrained, folder, suite: str, *flags: str) -> list[str]:
+  """Evaluate a suite on 16 pairs of SICK's columns and 16 sentences of CoLA's."""
+  lines = ["pair_ID\tsentence_A\tsentence_B\trelatedness_score"]
+  lines += [f"{n}\ta man\ta man {'x' * (n % 3)}\t{1 + n % 5}.5" for n in range(16)]
+  for name in ("SICK_train.txt", "SICK_trial.txt"):
+    (folder / name).write_text("\n".join(lines) + "\n")
+  (folder / "CoLA").mkdir(exist_ok=True)
+  for name in ("train", "dev"):
+    lines = [f"gj04\t{n % 2}\t\tsentence number {n} is here to be cut" for n in range(16)]
+    (folder / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+  (folder / "CoLA" / "test.tsv").write_text("index\tsentence\n0\tgood\n")
+  where = [f"--workdir={pretrained}", f"--suite={suite}", f"--data={folder}", f"--output={folder}/out"]
+  return [*where, "--config.batch_size=8", *flags]
+
+
+def test_a_file_gives_its_tasks_their_epochs_rates_seeds_and_lengths(pretrained, tmp_path, capsys):
+  (tmp_path / "mine.toml").write_text(TOML)
+  words = command(pretrained, tmp_path, f"{tmp_path}/mine.toml", "--evaluations=2", "--no_submission")
+  assert evaluate.main(words) == 0, capsys.readouterr().err
+  output = tmp_path / "out"
+  found = json.loads((output / "results.json").read_text())
+  assert found["suite"] == "mine" and found["seeds"] == 2 and not (output / "submission").exists()
+  task, other = found["tasks"]["relatedness"], found["tasks"]["cola"]
+  assert task["counted"] == ["dev/pearson", "dev/spearman"] and other["counted"] == ["dev/matthews_correlation"]
+  assert {run["rate"] for run in task["runs"]} == {3e-5} and [run["seed"] for run in other["runs"]] == [0, 1]
+  facts = [{key: one["facts"][key] for key in ("steps", "length", "evaluations", "examples")} for one in (task, other)]
+  assert facts[0] == {"steps": 4, "length": "64", "evaluations": 2, "examples": 16}
+  assert facts[1] == {"steps": 3, "length": "48", "evaluations": 2, "examples": 16}
+  table = (output / "results.md").read_text()
+  for cell in ("| published |", "| 71.5 another model |", "58.9 BERT base, 47.5 MiniLM-L6xH384, 63.6 RoBERTa base |"):
+    assert cell in table, table
+
+  (output / "cola" / "recipe-1" / "result.json").unlink()  # as if killed
+  (tmp_path / "mine.toml").write_text(TOML.replace("total_steps = 3", "total_steps = 4"))
+  assert evaluate.main(words) == 2  # the rest of a table is not made from another one
+  assert ".json: was made with table=" in capsys.readouterr().err.splitlines()[-1]
+  (tmp_path / "mine.toml").write_text(TOML)
+  assert evaluate.main([word.replace("evaluations=2", "evaluations=1") for word in words]) == 2
+  assert "was made with evaluations=2, found evaluations=1" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    (("epochs = 2", "epocs = 2"), "relatedness.epocs: unknown key"),
+    (("epochs = 2", "epochs = 0"), "relatedness.epochs: found 0 of type int, expected a number above 0"),
+    (("length = 64", 'length = "64"'), "relatedness.length: found '64' of type str, expected int"),
+    (('form = "labelled"', 'form = "label"'), "relatedness.form: found 'label', expected one of chosen, generated"),
+    (('text = "{sentence_A}"', ""), "relatedness.text: missing"),
+    (('like = "glue/cola"', 'like = "glue/colla"'), "cola.like: found 'colla', expected one of cola"),
+    (('like = "glue/cola"', 'like = "os:getcwd/cola"'), "cola.like: found 'os:getcwd/cola'"),
+    (("seeds = 2", 'seeds = 2\ntext = "{x}"'), "cola.text: found it beside like = 'glue/cola'"),
+    (('{"another model" = 71.5}', '{"another model" = "good"}'), "expected numbers by name"),
+    (("[relatedness]", '["../up"]'), "found the name '../up'"),
+    (("[relatedness]", "[relatedness"), "cannot be read"),
+    (('"task.length" = 48', '"task.lenth" = 48'), "task.lenth"),
+  ],
+)
+def test_a_bad_file_gives_one_line(pretrained, tmp_path, capsys, change, words):
+  assert change[0] in TOML
+  (tmp_path / "mine.toml").write_text(TOML.replace(*change))
+  capsys.readouterr()
+  assert evaluate.main(command(pretrained, tmp_path, f"{tmp_path}/mine.toml")) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert words in line and "mine" in line and len(line) < 400
+
+
+def test_a_suite_of_a_module_is_imported_where_the_command_names_it(pretrained, tmp_path, capsys, monkeypatch):
+  monkeypatch.syspath_prepend(tmp_path)
+  code = "from t5x_like.benchmarks.suites import Suite, glue\n"
+  code += "SUITE = Suite({'sentences': glue.SUITE.tasks['cola']})\nTASKS = SUITE.tasks\n"
+  (tmp_path / "my_suites.py").write_text(code)
+  words = command(pretrained, tmp_path, "my_suites:SUITE", "--config.total_steps=2", "--config.task.length=64")
+  capsys.readouterr()
+  assert evaluate.main([word.replace("SUITE", "TASKS") for word in words]) == 2
+  assert "--suite=my_suites:TASKS: found dict, expected a `t5x_like.benchmarks.suites.Suite`" in capsys.readouterr().err
+  assert evaluate.main(words) == 0, capsys.readouterr().err
+  found = json.loads((tmp_path / "out" / "results.json").read_text())
+  assert found["suite"] == "my_suites" and found["tasks"].keys() == {"sentences"}
+  sys.modules.pop("my_suites")
