@@ -13,7 +13,7 @@ from t5x_like.training import workdir as workdirs
 _NUMBERED = {"cola": 1, "sst2": 1, "mrpc": 1, "qqp": 1, "wnli": 1}
 _CLASSES = {"unacceptable": 0, "acceptable": 1, "negative": 0, "positive": 1, "not_equivalent": 0, "equivalent": 1}
 _CLASSES |= {"not_duplicate": 0, "duplicate": 1, "not_entailment": 0, "entailment": 1, "choice1": 0, "choice2": 1}
-_BOOLEAN = {"False": "false", "True": "true"}
+_BOOLEAN, _LOWER = {"False": "false", "True": "true"}, ("boolq", "wic")
 
 
 def write(folder: pathlib.Path, form: str | None, task: str, run: str, files: Mapping[str, str]) -> None:
@@ -47,15 +47,18 @@ def _glue(task: str, prediction: Any) -> str:
 
 
 def _number(idx: Any) -> int:
-  """Return the number of an example; ReCoRD's is its query's."""
+  """Return the number that the leaderboard knows an example by; of ReCoRD's, its query's."""
   return idx["query"] if isinstance(idx, dict) else idx
 
 
 def _superglue(task: str, row: dict[str, Any]) -> Any:
+  """Return a label as jiant's formatter spells it: WSC's Booleans begin with a capital, the others' do not."""
   prediction = row["prediction"]
+  if task == "copa":
+    return _CLASSES.get(prediction, 0)
   if task == "wsc" and "references" in row:  # a generated referent
-    return "true" if names_referent(prediction, row["references"][0]) else "false"
-  return _CLASSES.get(prediction, 0) if task == "copa" else _BOOLEAN.get(prediction, prediction)
+    return "True" if names_referent(prediction, row["references"][0]) else "False"
+  return _BOOLEAN.get(prediction, prediction) if task in _LOWER else prediction
 
 
 def _multirc(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -59,5 +59,5 @@ def test_generated_predictions_are_submitted_as_classes_and_numbers(tmp_path):
     lines(tmp_path / "run" / "predictions" / f"{file}.jsonl", told)
   submission.write(tmp_path, "superglue", "wsc", tmp_path / "run", {"WSC": "test"})
   submission.write(tmp_path, "glue", "stsb", tmp_path / "run", {"STS-B": "test"})
-  assert [json.loads(row)["label"] for row in (tmp_path / "WSC.jsonl").read_text().splitlines()] == ["true", "false"]
+  assert [json.loads(row)["label"] for row in (tmp_path / "WSC.jsonl").read_text().splitlines()] == ["True", "False"]
   assert (tmp_path / "STS-B.tsv").read_text().splitlines()[1:] == ["0\t2.600", "1\t0.000"]

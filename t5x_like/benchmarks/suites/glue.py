@@ -27,7 +27,8 @@ _MNLI = Files(
     f"{split}_{half}": [f"MNLI/{short}_{half}.tsv"]
     for split, short in (("validation", "dev"), ("test", "test"))
     for half in _HALVES
-  },
+  }
+  | {"test_ax": ["diagnostic/diagnostic.tsv", "AX/diagnostic.tsv", "AX/AX.tsv"]},
   header=("label", "premise", "hypothesis"),
   fields={"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label"},
 )
@@ -127,7 +128,7 @@ SUITE = Suite(
         labels=_NLI,
         inputs="mnli hypothesis: {hypothesis} premise: {premise}",
         evaluated=_HALVES,
-        test={"MNLI-m": "test_matched", "MNLI-mm": "test_mismatched"},
+        test={"MNLI-m": "test_matched", "MNLI-mm": "test_mismatched", "AX": "test_ax"},
       ),
       "qnli": labelled(
         "tfds:glue/qnli",

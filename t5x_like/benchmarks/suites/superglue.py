@@ -17,6 +17,11 @@ def _jsonl(folder: str, form: str = "jsonl") -> Files:
   return Files(f"super_{folder}", form, {split: [f"{folder}/{name}.jsonl"] for split, name in names.items()})
 
 
+# The model of RTE also predicts the diagnostic sets; AX-b names its fields otherwise.
+_RTE = _jsonl("RTE")
+_RTE.splits.update({"test_ax_b": ["AX-b/AX-b.jsonl"], "test_ax_g": ["AX-g/AX-g.jsonl"]})
+_RTE.fields.update({"premise": "sentence1", "hypothesis": "sentence2"})
+
 SUITE = Suite(
   {
     "boolq": labelled(
@@ -100,12 +105,12 @@ SUITE = Suite(
     "rte": labelled(
       "tfds:super_glue/rte",
       2_490,
-      files=_jsonl("RTE"),
+      files=_RTE,
       text="{premise}",
       pair="{hypothesis}",
       labels=("entailment", "not_entailment"),
       inputs="rte hypothesis: {hypothesis} premise: {premise}",
-      test={"RTE": "test"},
+      test={"RTE": "test", "AX-b": "test_ax_b", "AX-g": "test_ax_g"},
     ),
     "wic": labelled(
       "tfds:super_glue/wic",
