@@ -1,0 +1,92 @@
+"""The program of `make benchmarks`, on a model and files as small as can be."""
+
+import json
+
+import pytest
+
+import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the model is of
+from t5x_like import train
+from t5x_like.benchmarks import outside
+from tests.runs import alone
+from tools import encoder_table
+
+pytestmark = pytest.mark.usefixtures("compiled", "one_device")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, compiled):
+  """A directory with the files of CoLA, and an output in which the model is converted already."""
+  root = tmp_path_factory.mktemp("place")
+  flags = ["total_steps=2", "eval_every=2", "checkpoint.every=2", "evals={}", "task.length=64"]
+  recipe = "--config=tests/recipes/nano_encoder.py"
+  with alone():
+    assert train.main([recipe, f"--workdir={root}/out/model", *(f"--config.{one}" for one in flags)]) == 0
+  (root / "data" / "CoLA").mkdir(parents=True)
+  for name in ("train", "dev"):
+    lines = [f"gj04\t{n % 2}\t\tsentence number {n}" for n in range(40)]
+    (root / "data" / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+  return root
+
+
+def test_the_same_command_continues_to_the_same_table(place, capsys):
+  flags = [f"--data={place}/data", f"--output={place}/out", f"--model={place}", "--max_steps=2"]
+  assert encoder_table.main([*flags, "--only=cola,rte"]) == 0, capsys.readouterr().err
+  folder = place / "out" / "trial-2"
+  table, found = (folder / "results.md").read_text(), json.loads((folder / "results.json").read_text())
+  assert "| cola |" in table and "| rte | – |" in table and "47.5 MiniLM-L6xH384" in table
+  assert "of 3 CPU hours used" in table and found["tasks"]["cola"]["facts"]["steps"] == 2
+  used = json.loads((folder / "spent.json").read_text())["cpu_seconds"]
+  assert used > 1 and (folder / "results.html").exists()
+
+  (folder / "results.json").unlink()  # as if killed before the table was written
+  capsys.readouterr()
+  assert encoder_table.main([*flags, "--only=cola,rte"]) == 0
+  assert "new run" not in capsys.readouterr().out
+  assert json.loads((folder / "results.json").read_text()) == found
+  assert json.loads((folder / "spent.json").read_text())["cpu_seconds"] > used
+
+  assert encoder_table.main([*flags, "--only=cola,rte", f"--hours={used / 3600}"]) == 0
+  assert "$ python" not in capsys.readouterr().out  # nothing is begun
+  assert "| cola |" in (folder / "results.md").read_text()
+
+
+def test_a_spent_budget_asks_a_training_run_to_stop(tmp_path, monkeypatch):
+  """Once, and only while something handles the signal."""
+  import signal
+  import time
+
+  asked = []
+  previous = signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+  try:
+    (tmp_path / "spent.json").write_text('{"cpu_seconds": 99.0}')
+    with encoder_table.Budget(tmp_path / "spent.json", 99.5) as budget:
+      deadline = time.monotonic() + 60
+      while not asked and time.monotonic() < deadline:
+        sum(range(100_000))
+      time.sleep(1.5)
+    assert asked == [1] and budget.asked and budget.left <= 0
+  finally:
+    signal.signal(signal.SIGTERM, previous)
+  assert json.loads((tmp_path / "spent.json").read_text())["cpu_seconds"] >= 99.5
+
+
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    (["--only=colla"], "--only: found 'colla', expected some of rte, cola"),
+    (["--max_steps=1"], "--max_steps at least 2"),
+    (["--hours=nan"], "--hours: expected more than 0"),
+    (["--data=nowhere"], "--data=nowhere: found no directory"),
+  ],
+)
+def test_what_cannot_be_run_is_one_line(flags, words, tmp_path, capsys):
+  assert encoder_table.main([f"--data={tmp_path}", f"--output={tmp_path}/out", *flags]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert words in line
+
+
+def test_the_tasks_are_those_of_the_packages_suites():
+  tasks = outside.suite(str(encoder_table.SUITE)).tasks
+  assert list(tasks) == ["rte", "cola", "stsb", "ner", "mrpc", "qqp", "pos", "sst2", "squad"]
+  assert all(task.encoder and task.epochs and task.rates for task in tasks.values())
+  assert tasks["squad"].config == {"task.length": 192, "task.stride": 64, "batch_size": 12}

