@@ -18,9 +18,9 @@
   config = {"task.length" = 48, batch_size = 16}
 
 `files` is the table that `corpora/sources/official.py` explains, searched in --data; `source` names records that need
-no files. The other keys are arguments of the form; without `labels`, the labels of `labelled` are numbers. Every task
-may have `epochs`, `rates`, `seeds`, `config` and `published`, as `Benchmark` explains them. Flags of the command come
-before `epochs`, `rates`, `seeds` and `config`.
+no files. The other keys are arguments of the form. Without `labels`, the labels of `labelled` are numbers; without
+`inputs`, text-to-text models read `text` and `pair`. Every task may have `epochs`, `rates`, `seeds`, `config` and
+`published`, as `Benchmark` explains them. Flags of the command come before `epochs`, `rates`, `seeds` and `config`.
 """
 
 import dataclasses
@@ -117,7 +117,10 @@ def _of_package(where: str, name: Any) -> Benchmark:
 def _formed(where: str, form: Any, table: dict[str, Any]) -> Benchmark:
   function = slots.find(f"{where}.form", form, FORMS)
   parameters = inspect.signature(function).parameters
-  defaults = {key: value for key, value in (("labels", None), ("inputs", "")) if key in parameters}
+  defaults = {}
+  if form == "labelled":
+    texts = (table.get("text"), table.get("pair"))
+    defaults = {"labels": None, "inputs": " ".join(str(text) for text in texts if text)}
   free = any(one.kind is one.VAR_KEYWORD for one in parameters.values())  # arguments of the task, checked with it
   more = {key: table.pop(key) for key in list(table) if free and key not in parameters}
   values = slots.fill(where, defaults | table, function)

@@ -218,7 +218,7 @@ def _task(
     done = distributed.from_first(lambda folder=folder: _read(folder / RESULT, asked))
     done = done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options)
     facts = distributed.from_first(lambda folder=folder: suite_facts.of_run(folder, form.counted))
-    runs.append(done | {"facts": facts})
+    runs.append(done | {"facts": facts | {"truncated": done.get("truncated")}})
   by_rate: dict[Any, list[dict]] = {}
   for one in runs:
     by_rate.setdefault(one["rate"], []).append(one)
@@ -277,6 +277,7 @@ def _one(
     "step": step,
     "score": suites.score(metrics, form.counted),
     "metrics": metrics,
+    "truncated": 100.0 * getattr(_training(config), "truncated", 0.0),
   }
   if process.first():
     for label, group in groups.items():
@@ -320,7 +321,7 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
   data.check(config)
   epochs = options.epochs or benchmark.epochs or (None if benchmark.named else _EPOCHS)
   if epochs is not None and not any(word.startswith("total_steps=") for word in changes):
-    rows = _rows(resolve(config))
+    rows = _training(config).num_examples
     config.total_steps = max(1, math.ceil(epochs * rows / config.batch_size))
   given = {word.split("=")[0].split(".")[-1] for word in changes}
   every, warm_up = math.ceil(config.total_steps / options.evaluations), max(1, config.total_steps // _WARM_UP)
@@ -347,10 +348,10 @@ def _prepared(options: Options) -> str:
   return f"{shared[0].rstrip('/')}/suites/prepared" if shared else str(options.output / "prepared")
 
 
-def _rows(config) -> int:
-  """Count the rows of an epoch; prepare the examples."""
-  arguments = config.task.to_dict()
-  return process.build_task("task", arguments.pop("name"), config.train_split, arguments).num_examples
+def _training(config):
+  """Build the task of the training split; prepare its examples."""
+  arguments = resolve(config).task.to_dict()
+  return process.build_task("task", arguments.pop("name"), config.train_split, arguments)
 
 
 def _asked(workdir: str, benchmark: Benchmark, options: Options) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def columns(found: dict[str, Any]) -> list[str]:
   """Return the names of the columns."""
   seeds = ["best seed", "spread"] if found["seeds"] > 1 else []
   published = ["published"] if _published(found) else []
-  after = ["rate", "steps", "length", "examples", "seconds", "details"]
+  after = ["rate", "steps", "length", "truncated %", "examples", "seconds", "details"]
   return ["task", "score", "last", *seeds, "majority", *published, *after]
 
 
@@ -113,7 +113,8 @@ def cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
   counts = [_DASH if facts.get(key) is None else f"{facts[key]:.0f}" for key in ("examples", "seconds")]
   scores = ", ".join(f"{score:.1f} {model}" for model, score in result.get("published", {}).items())
   published = [scores or _DASH] if _published(found) else []
-  return [*map(_shown, numbers), *published, rate_of(result), steps, facts.get("length") or _DASH, *counts, details]
+  rows = [facts.get("length") or _DASH, _shown(facts.get("truncated"))]
+  return [*map(_shown, numbers), *published, rate_of(result), steps, *rows, *counts, details]
 
 
 def rate_of(result: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ def command(pretrained, folder, suite: str, *flags: str) -> list[str]:
     (folder / name).write_text("\n".join(lines) + "\n")
   (folder / "CoLA").mkdir(exist_ok=True)
   for name in ("train", "dev"):
-    lines = [f"gj04\t{n % 2}\t\tsentence number {n} is here to be cut" for n in range(16)]
+    lines = [f"gj04\t{n % 2}\t\tsentence number {n}{' that is to be cut for the row' * (n % 2)}" for n in range(16)]
     (folder / "CoLA" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
   (folder / "CoLA" / "test.tsv").write_text("index\tsentence\n0\tgood\n")
   where = [f"--workdir={pretrained}", f"--suite={suite}", f"--data={folder}", f"--output={folder}/out"]
@@ -55,8 +55,15 @@ def test_a_file_gives_its_tasks_their_epochs_rates_seeds_and_lengths(pretrained,
   facts = [{key: one["facts"][key] for key in ("steps", "length", "evaluations", "examples")} for one in (task, other)]
   assert facts[0] == {"steps": 4, "length": "64", "evaluations": 2, "examples": 16}
   assert facts[1] == {"steps": 3, "length": "48", "evaluations": 2, "examples": 16}
+  assert (task["facts"]["truncated"], other["facts"]["truncated"]) == (0.0, 50.0)  # of 48 bytes, one sentence in two
   table = (output / "results.md").read_text()
-  for cell in ("| published |", "| 71.5 another model |", "58.9 BERT base, 47.5 MiniLM-L6xH384, 63.6 RoBERTa base |"):
+  for cell in (
+    "| published |",
+    "| truncated % |",
+    "| 48 | 50.00 | 16 |",
+    "| 71.5 another model |",
+    "58.9 BERT base, 47.5 MiniLM-L6xH384, 63.6 RoBERTa base |",
+  ):
     assert cell in table, table
 
   (output / "cola" / "recipe-1" / "result.json").unlink()  # as if killed

@@ -47,6 +47,17 @@ class PackedRecords(Records):
 
 
 @dataclasses.dataclass(frozen=True)
+class Labelled(Task):
+  """A task of labelled records.
+
+  Attributes:
+    truncated: the share of its examples that are shortened to fit a row, from 0 to 1.
+  """
+
+  truncated: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Rows:
   """The rows of a task.
 
@@ -56,12 +67,14 @@ class Rows:
     used: the store's number of the example in each row, int64 [number]; None if rows hold several.
     view: (a record, its location, its place in the list) -> the metrics' view of an example, without its `record`. The
       list is `used`, or all examples without it. None if metrics have no view.
+    truncated: the share of the examples used that are shortened to fit a row.
   """
 
   number: int
   read: Callable[[np.ndarray], dict[str, np.ndarray]]
   used: np.ndarray | None = None
   view: Callable[[Record, str, int], dict[str, Any]] | None = None
+  truncated: float = 0.0
 
 
 def labelled(
@@ -77,7 +90,7 @@ def labelled(
   features: Features,
   made: dict[str, Any],
   **more: Any,
-) -> Task:
+) -> Labelled:
   """Make a labelled task, preparing its examples first if necessary.
 
   Args:
@@ -110,7 +123,7 @@ def labelled(
     found = found if table.used is None else [found[number] for number in table.used]
     return [{"record": record} | table.view(record, where, n) for n, (where, record) in enumerate(found)]
 
-  return Task(
+  return Labelled(
     name=source.label or f"{store.name}_{version.partition('.')[0]}",
     vocabulary=vocabulary,
     fingerprint=digest(**{"task": version, "examples": store.fingerprint} | made),
@@ -118,6 +131,7 @@ def labelled(
     features=features,
     batch=batch_of(table.read, features),
     examples=viewed if table.view else None,
+    truncated=table.truncated,
     **more,
   )
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from t5x_like import vocabularies
 from t5x_like.data.supervised.example_store import ExampleStore
-from t5x_like.data.supervised.too_long import TooLong, fit
+from t5x_like.data.supervised.too_long import TooLong, fit, truncated
 from t5x_like.errors import UserError
 
 
@@ -64,6 +64,10 @@ class Sequences(abc.ABC):
     short_n = np.minimum(lengths_nD.min(axis=1), np.maximum(self.room // 2, total_n - lengths_nD.max(axis=1)))
     first_n = np.where(lengths_nD[:, 0] <= lengths_nD[:, 1], short_n, total_n - short_n)
     return used, np.stack([first_n, total_n - first_n], axis=1)
+
+  def truncated(self, used: np.ndarray, lengths_nD: np.ndarray) -> float:
+    """Return the share of the examples used that `fitted` has shortened."""
+    return truncated(np.stack([self._store.lengths[name] for name in self._streams], axis=1), used, lengths_nD)
 
   def _joined(self, example_B, lengths_BD, skip_B, ids: Sequence[int], pad: int, width: int):
     """Return (int32 [B, width]: the first of `ids`, then every stream and the next of `ids`; int64 [B, D], the end of

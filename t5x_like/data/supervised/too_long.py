@@ -51,6 +51,11 @@ def fit(
   return kept, lengths_ND[kept]
 
 
+def truncated(lengths_ND: np.ndarray, used: np.ndarray, sizes_nD: np.ndarray) -> float:
+  """Return the share of the examples used that `fit` has shortened, from their lengths before and after it."""
+  return float((lengths_ND[used].sum(axis=1) > sizes_nD.sum(axis=1)).mean())
+
+
 def answered(
   used: np.ndarray, lengths_nD: np.ndarray, first_ND: np.ndarray, where: str
 ) -> tuple[np.ndarray, np.ndarray]:

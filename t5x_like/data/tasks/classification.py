@@ -104,7 +104,7 @@ def task(
       found = found[0] if architecture == "encoder" else stacked(found)
       return found | {"label": np.where(labelled_B, label_B, 0), "example_weights": labelled_B}
 
-    return Rows(used.size, read, used, view)
+    return Rows(used.size, read, used, view, made[0].truncated(used, lengths_nD))
 
   decoder = {} if architecture == "encoder" else {"architecture": architecture, "both_orders": both_orders}
   return labelled(

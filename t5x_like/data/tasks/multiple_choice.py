@@ -24,7 +24,7 @@ from t5x_like.data.supervised.labelled import Records, Rows, labelled
 from t5x_like.data.supervised.labels import UNLABELLED, number_of, numbered
 from t5x_like.data.supervised.sequences import sequences, stacked
 from t5x_like.data.supervised.templates import Template, as_text
-from t5x_like.data.supervised.too_long import TooLong, fit
+from t5x_like.data.supervised.too_long import TooLong, fit, truncated
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length, Positive
@@ -136,7 +136,7 @@ def task(
     row = sequences(architecture)(store, ("text", "options"), length)
     lengths_NC, kinds_NC = (np.reshape(store.arrays[f"option_{name}"], (-1, choices)) for name in ("lengths", "labels"))
     whole_N1 = (store.lengths["text"] + lengths_NC.max(axis=1))[:, None]
-    used, _ = fit(whole_N1, (row.room,), too_long, store.path, ("length",))
+    used, sizes_n1 = fit(whole_N1, (row.room,), too_long, store.path, ("length",))
 
     def read(index_B):
       example_B = used[index_B]
@@ -151,7 +151,7 @@ def task(
         "example_weights": np.asarray(store.arrays["labelled"])[example_B] * (kinds_BC == RIGHT).any(axis=1),
       }
 
-    return Rows(used.size, read, used, view)
+    return Rows(used.size, read, used, view, truncated(whole_N1, used, sizes_n1))
 
   own = [field for field in each.fields if field != "option"]
   read_from = [options] if listed else [field for part in parts for field in part.fields]

@@ -92,7 +92,7 @@ def task(
       targets = {"encoder_target_tokens": np.maximum(tags, 0), "encoder_loss_weights": tags >= 0}
       return row(used[index_B], lengths_n1[index_B]) | targets
 
-    return Rows(used.size, read, used, view)
+    return Rows(used.size, read, used, view, row.truncated(used, lengths_n1))
 
   return labelled(
     "tagging.v1",

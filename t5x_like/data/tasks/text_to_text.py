@@ -26,7 +26,7 @@ from t5x_like.data.features import Feature, Features
 from t5x_like.data.supervised import packing
 from t5x_like.data.supervised.labelled import PackedRecords, Rows, labelled
 from t5x_like.data.supervised.templates import Template
-from t5x_like.data.supervised.too_long import TooLong, fit
+from t5x_like.data.supervised.too_long import TooLong, fit, truncated
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
@@ -161,7 +161,8 @@ def task(
       given, _, _ = packing.scatter(places_L <= prompt_n1, valid_nL, *placed, shape)
       return made | {"decoder_causal_attention": given}
 
-    return Rows(plan.num_rows, sequences if decoder else pairs, view=view)
+    cut = truncated(lengths_N2, used, lengths_n2)
+    return Rows(plan.num_rows, sequences if decoder else pairs, view=view, truncated=cut)
 
   own = dict(architecture=architecture, prefix=prefix, packed=source.packed)
   kept = dict(too_long=too_long, pack_seed=source.pack_seed, vocabulary=vocabulary.fingerprint)
