@@ -21,6 +21,7 @@ _SUBJECTS = {
   "store": "a token store of any size, by default a simulated one of 10^12 tokens",
   "permutation": "the order of an epoch: its randomness and cost",
   "step": "the train step, against the machine's own matrix multiplication",
+  "fine_tune": "a step of fine-tuning BERT, in turns with PyTorch where it is installed",
   "decode": "greedy decoding, against PyTorch where it is installed",
   "memory": "a step with its loss in chunks, and with all logits",
   "marks": "the steps whose speed other systems publish, in a table, with profiles",
