@@ -1,6 +1,7 @@
 """`folders:DIR` or `folders:train=DIR,validation=DIR`: images in one folder per class; fields `image` and `label`.
 
-A DIR that holds folders for splits (`train`, `val`, `test`, …), each with one folder per class, has these splits.
+A DIR that holds folders for splits (`train`, `val`, `test`, …), each with one folder per class, has these splits. It
+may be a zip archive, or a folder in one (`photos.zip/pets`).
 
 `image` is a file's bytes, `label` the name of its folder. Files are read by class, then by name. Preparation skips and
 counts files that are not images.
@@ -11,7 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Record
+from t5x_like.corpora.sources import Record, Skip, _archives
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import _SPLIT_WORDS, _patterns
 from t5x_like.errors import UserError, one_line
@@ -26,9 +27,10 @@ class Source(Base):
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
-    folders = {split: [path.rstrip("/") for path in paths] for split, paths in _patterns("folders", rest).items()}
-    if folders == {"train": [rest.rstrip("/")]}:
-      folders = _splits_inside(rest.rstrip("/")) or folders
+    given = _patterns("folders", rest)
+    folders = {split: [_whole(path.rstrip("/")) for path in paths] for split, paths in given.items()}
+    if given == {"train": [rest]}:
+      folders = _splits_inside(folders["train"][0]) or folders
     self._files = {split: [file for path in paths for file in _images(path)] for split, paths in folders.items()}
     self._classes = tuple(sorted({_class(file) for files in self._files.values() for file in files}))
     self.splits = tuple(self._files)
@@ -38,35 +40,43 @@ class Source(Base):
   def classes(self, field: str) -> tuple[str, ...]:
     return self._classes
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
     for path in self._files[split][slice(*part) if part else slice(None)]:
-      try:
-        with place(path).open("rb") as file:
-          yield path, {"image": file.read(), "label": _class(path)}
-      except OSError as error:
-        raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+      data = _read(path)
+      yield path, Skip("a file that is too long") if data is None else {"image": data, "label": _class(path)}
 
   def changed(self, split: str) -> list[int | None]:
-    return [place(path).changed() for path in self._files[split]]
+    return [place(path).changed() for path in self._on_disk(split)]
+
+  def _on_disk(self, split: str) -> list[str]:
+    """Return the files of a split, and each archive of others once."""
+    found = ((path, _archives.split(path)) for path in self._files[split])
+    return list(dict.fromkeys(inside[0] if inside else path for path, inside in found))
 
   def facts(self, field: str) -> dict[str, Any]:
     return {"form": "folders", "splits": {split: self.split_facts(split) for split in self.splits}}
 
   def split_facts(self, split: str) -> dict[str, Any]:
-    files = [
-      (_class(path), os.path.basename(path), place(path).size(), changed)
-      for path, changed in zip(self._files[split], self.changed(split))
-    ]
+    files = [(_class(path), os.path.basename(path), *_print(path)) for path in self._files[split]]
     return {"form": "folders", "files": len(files), "content": hashlib.sha256(repr(files).encode()).hexdigest()}
 
 
 def _splits_inside(folder: str) -> dict[str, list[str]]:
   """Return the folders of splits in a folder that has nothing else; none if it holds classes."""
+  if _archives.split(folder):
+    below = _below(folder)
+    inside = {name.split("/")[0]: f"{folder}/{name.split('/')[0]}" for name in below}
+    deeper = all(name.count("/") == 2 for name in below)
+    return _by_split(inside) if deeper and {name.lower() for name in inside} <= _SPLIT_WORDS else {}
   inside = {os.path.basename(path): path for path in globs.matches(f"{folder}/*") if globs.kind(path) == "directory"}
   if not inside or not {name.lower() for name in inside} <= _SPLIT_WORDS:
     return {}
   if not any(globs.kind(path) == "directory" for path in globs.matches(f"{folder}/*/*")):
     return {}
+  return _by_split(inside)
+
+
+def _by_split(inside: dict[str, str]) -> dict[str, list[str]]:
   found: dict[str, list[str]] = {}
   for name, path in sorted(inside.items()):
     found.setdefault(_SPLITS.get(name.lower(), name.lower()), []).append(path)
@@ -77,7 +87,46 @@ def _class(path: str) -> str:
   return os.path.basename(os.path.dirname(path))
 
 
+def _below(folder: str) -> list[str]:
+  """Return the files below a folder of an archive, by their paths from there on."""
+  archive, inner = _archives.split(folder)
+  start = f"{inner}/" if inner else ""
+  return [name.removeprefix(start) for name in _archives.members(archive) if name.startswith(start)]
+
+
+def _whole(folder: str) -> str:
+  """Return the only folder of an archive in place of the archive, if all its files are there."""
+  if (found := _archives.split(folder)) and not found[1]:
+    tops = {name.split("/")[0] for name in _below(folder)}
+    if len(tops) == 1 and all(name.count("/") > 1 for name in _below(folder)):
+      return f"{folder}/{tops.pop()}"
+  return folder
+
+
+def _read(path: str) -> bytes | None:
+  if found := _archives.split(path):
+    return _archives.read(*found)
+  try:
+    with place(path).open("rb") as file:
+      return file.read()
+  except OSError as error:
+    raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+
+
+def _print(path: str) -> tuple[int, int | None]:
+  """Return a file's size, and its time or, in an archive, its checksum."""
+  if found := _archives.split(path):
+    about = _archives.members(found[0])[found[1]]
+    return about.file_size, about.CRC
+  return place(path).size(), place(path).changed()
+
+
 def _images(folder: str) -> list[str]:
+  if _archives.split(folder):
+    found = [f"{folder}/{name}" for name in _below(folder) if name.count("/") == 1]
+    if not found:
+      raise UserError(f"source folders:{folder}: found no files below its folders, expected ZIP/CLASS/IMAGE in it")
+    return found
   if not place(folder).exists():
     raise UserError(f"source folders:{folder}: found nothing there, expected a directory; check the path")
   found = [path for path in globs.matches(f"{folder}/*/*") if globs.kind(path) == "file"]

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -57,6 +58,28 @@ def test_folders_of_splits_inside_a_folder_are_its_splits(tmp_path):
   # Classes may have such names: images lie right in them.
   classes = folders(tmp_path / "words", {"test/1.png": encoded(NOISE), "train/2.png": encoded(NOISE)})
   assert open_source(classes).splits == ("train",) and open_source(classes).classes("label") == ("test", "train")
+
+
+@pytest.mark.parametrize("top", ["", "pets/"])
+def test_a_zip_archive_of_folders_is_its_folders(top, tmp_path):
+  images = {f"{split}/{name}/{split}.png": encoded(NOISE) for split in ("train", "val") for name in ("cat", "dog")}
+  plain = open_source(folders(tmp_path / "pets", images))
+  with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:
+    for name, data in {**images, "train/cat/.DS_Store": b"?", "__MACOSX/train/cat/x.png": b"?"}.items():
+      archive.writestr(f"{top}{name}" if not name.startswith("__") else name, data)
+  source = f"folders:{tmp_path}/pets.zip"
+  opened = open_source(source)
+  assert opened.splits == plain.splits and opened.classes("label") == ("cat", "dog")
+  for split in opened.splits:
+    assert [one for _, one in opened.records(split)] == [one for _, one in plain.records(split)]
+  assert built(source, tmp_path, split="validation").num_examples == 2
+  one = open_source(f"folders:train={tmp_path}/pets.zip/{top}train")
+  assert [where.removeprefix(str(tmp_path)) for where, _ in one.records("train")] == [
+    f"/pets.zip/{top}train/{name}/train.png" for name in ("cat", "dog")
+  ]
+  (tmp_path / "bad.zip").write_bytes(b"PK no")
+  with pytest.raises(UserError, match="bad.zip: found no zip archive"):
+    open_source(f"folders:{tmp_path}/bad.zip")
 
 
 def test_the_first_images_of_a_split_are_a_split(tmp_path):
