@@ -32,7 +32,7 @@ def read(archive: str, name: str) -> bytes | None:
     return None
   try:
     return zipped.read(found[name])
-  except (zipfile.BadZipFile, NotImplementedError, OSError, RuntimeError) as error:
+  except (zipfile.BadZipFile, OSError, RuntimeError) as error:
     raise UserError(f"{archive}/{name}: cannot be read ({one_line(error)}); unpack the archive") from error
 
 
@@ -41,7 +41,7 @@ def _opened(archive: str, changed: int | None, process: int) -> tuple[zipfile.Zi
   """Open an archive once in each process, which have places of their own in it."""
   try:
     zipped = zipfile.ZipFile(place(archive).open("rb"))
-  except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
+  except (zipfile.BadZipFile, OSError, RuntimeError) as error:
     raise UserError(f"{archive}: found no zip archive ({one_line(error)}); fetch it again") from error
   names = {info.filename: info for info in zipped.infolist() if not info.is_dir()}
   hidden = lambda name: any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))  # noqa: E731
