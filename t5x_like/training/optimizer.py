@@ -1,4 +1,4 @@
-"""Optimizers, by name: `config.optimizer = {"name": ..., ...}`. All but Adafactor are optax's.
+"""Optimizers, by name: `config.optimizer = {"name": ..., ...}`. All but Adafactor are optax's; see also `optimizers/`.
 
 A stack keeps the parameters of its layers in one array with a leading axis. Statistics such as Adafactor's must not
 mix layers, so the optimizer is mapped over that axis, once for every depth of stack.
@@ -16,7 +16,7 @@ parameters together (`adam/count`) is one scalar, however many groups keep a cop
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Unpack
 
 import jax
@@ -25,6 +25,7 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from t5x_like import slots
 from t5x_like.training.adafactor import adafactor as streaming_adafactor
 from t5x_like.training.schedule import Schedule
 
@@ -70,75 +71,25 @@ def adamw(
   schedule: Schedule, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, **decay: Unpack[Decay]
 ) -> optax.GradientTransformation:
   """AdamW (Loshchilov & Hutter 2019). Decays matrices only: not norm scales, biases or other vectors."""
-  return optax.chain(optax.scale_by_adam(b1, b2, eps), Decay(**decay).added(), _at_rate(schedule))
+  return optax.chain(optax.scale_by_adam(b1, b2, eps), Decay(**decay).added(), at_rate(schedule))
 
 
-def lion(
-  schedule: Schedule, *, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.1
-) -> optax.GradientTransformation:
-  """Lion (Chen et al. 2023, program 1), which keeps one moment and steps by its sign: rates are 3 to 10 times smaller
-  than AdamW's, and `weight_decay`, of matrices only, is as much larger."""
-  return optax.chain(optax.scale_by_lion(b1, b2), Decay(weight_decay).added(), _at_rate(schedule))
+class _Optimizers(Mapping):
+  """The optimizers here, and one for each file of `training/optimizers/`, by name."""
+
+  _here, _others = {"adafactor": adafactor, "adamw": adamw}, "t5x_like.training.optimizers"
+
+  def __getitem__(self, name: str) -> Callable[..., optax.GradientTransformation]:
+    return self._here.get(name) or slots.find("config.optimizer.name", name, self._others, "make")
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(sorted({*self._here, *slots.names(self._others)}))
+
+  def __len__(self) -> int:
+    return len(list(iter(self)))
 
 
-def muon(
-  schedule: Schedule,
-  *,
-  momentum: float = 0.95,
-  b1: float = 0.9,
-  b2: float = 0.999,
-  eps: float = 1e-8,
-  weight_decay: float = 0.1,
-) -> optax.GradientTransformation:
-  """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for the matrices of blocks, AdamW for the
-  others: tables, heads, patches and vectors.
-
-  Nesterov momentum is made orthogonal by five Newton-Schulz steps, every expert's by itself. Updates are then as large
-  as AdamW's, 0.2 in root mean square, so AdamW's rates and decay apply (Liu et al. 2025,
-  https://arxiv.org/abs/2502.16982, equation 4).
-  """
-  axes = functools.partial(jax.tree.map, lambda _: optax.contrib.MuonDimensionNumbers(-2, -1))
-  newton_schulz = optax.contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=axes)
-
-  def orthogonal(updates, _):
-    updates, _ = newton_schulz.update(updates, newton_schulz.init(updates))
-    return jax.tree.map(lambda u: 0.2 * max(u.shape[-2:]) ** 0.5 * u, updates)
-
-  kinds = {"muon": optax.chain(optax.trace(momentum, nesterov=True), optax.stateless(orthogonal))}
-  kinds["adam"] = optax.scale_by_adam(b1, b2, eps)
-  chosen = optax.partition(kinds, lambda named: {n: "muon" if _hidden(n, x) else "adam" for n, x in named.items()})
-  return optax.chain(chosen, Decay(weight_decay).added(), _at_rate(schedule))
-
-
-def _hidden(name: str, x: jax.Array) -> bool:
-  """Return whether a parameter is a matrix between activations of a block, or such a matrix for each expert."""
-  if "blocks/" not in name or "/position/" in name:
-    return False
-  return x.ndim == 2 or (x.ndim == 3 and name.rpartition("/")[2] in ("gate", "wi", "wo"))
-
-
-def sgd(schedule: Schedule, *, momentum: float = 0.0) -> optax.GradientTransformation:
-  return optax.chain(optax.trace(momentum) if momentum else optax.identity(), _at_rate(schedule))
-
-
-def lamb(
-  schedule: Schedule, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, **decay: Unpack[Decay]
-) -> optax.GradientTransformation:
-  """LAMB (You et al. 2020, algorithm 2): AdamW, with the update of each tensor as long as the tensor times the rate."""
-  adam, ratio = optax.scale_by_adam(b1, b2, eps), optax.scale_by_trust_ratio()
-  return optax.chain(adam, Decay(**decay).added(), ratio, _at_rate(schedule))
-
-
-def lars(
-  schedule: Schedule, *, momentum: float = 0.9, weight_decay: float = 0.0, trust_coefficient: float = 1e-3
-) -> optax.GradientTransformation:
-  """LARS (You et al. 2017): momentum on gradients as long as their matrix times `trust_coefficient` and the rate;
-  vectors have plain momentum."""
-  scaled = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), Decay().of)
-  return optax.chain(Decay(weight_decay).added(), scaled, _at_rate(schedule), optax.trace(momentum))
-
-
-OPTIMIZERS = {function.__name__: function for function in (adafactor, adamw, lamb, lars, lion, muon, sgd)}
+OPTIMIZERS = _Optimizers()
 
 
 def bounded(optimizer: optax.GradientTransformation, most: dict[str, float]) -> optax.GradientTransformation:
@@ -151,7 +102,7 @@ def bounded(optimizer: optax.GradientTransformation, most: dict[str, float]) -> 
   return optax.chain(optimizer, bound) if most else optimizer
 
 
-def _at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:
+def at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:
   """Turn directions into updates, of the size that the schedule has at `step`."""
 
   def update(updates, state, params=None, *, step, **_):

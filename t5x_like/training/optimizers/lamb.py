@@ -1,0 +1,16 @@
+"""LAMB: AdamW with updates as long as their tensors."""
+
+from typing import Unpack
+
+import optax
+
+from t5x_like.training.optimizer import Decay, at_rate
+from t5x_like.training.schedule import Schedule
+
+
+def make(
+  schedule: Schedule, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, **decay: Unpack[Decay]
+) -> optax.GradientTransformation:
+  """LAMB (You et al. 2020, algorithm 2): AdamW, with the update of each tensor as long as the tensor times the rate."""
+  adam, ratio = optax.scale_by_adam(b1, b2, eps), optax.scale_by_trust_ratio()
+  return optax.chain(adam, Decay(**decay).added(), ratio, at_rate(schedule))

@@ -1,0 +1,15 @@
+"""LARS: momentum on gradients as long as their matrices."""
+
+import optax
+
+from t5x_like.training.optimizer import Decay, at_rate
+from t5x_like.training.schedule import Schedule
+
+
+def make(
+  schedule: Schedule, *, momentum: float = 0.9, weight_decay: float = 0.0, trust_coefficient: float = 1e-3
+) -> optax.GradientTransformation:
+  """LARS (You et al. 2017): momentum on gradients as long as their matrix times `trust_coefficient` and the rate;
+  vectors have plain momentum."""
+  scaled = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), Decay().of)
+  return optax.chain(Decay(weight_decay).added(), scaled, at_rate(schedule), optax.trace(momentum))
