@@ -21,18 +21,9 @@ from t5x_like.vocabularies import padding
 
 
 def features(
-  vocabulary,
-  /,
-  *,
-  inputs_length: int,
-  targets_length: int | None,
-  noise_density: float,
-  mean_noise_span_length: float,
-  random_roll: bool,
-  prefix: str,
-  **_,
+  vocabulary, /, *, inputs_length, targets_length, noise_density, mean_noise_span_length, random_roll, prefix, **_
 ) -> Features:
-  """Return the features of the task with these arguments, from its vocabulary alone."""
+  """Return the features of the task with these arguments, see `task`, from its vocabulary alone."""
   if targets_length is None:
     kept = inputs_length - len(vocabulary.encode(prefix) if prefix else []) - random_roll
     _, targets_length = random_spans_lengths(kept, float(noise_density), float(mean_noise_span_length))
