@@ -35,6 +35,16 @@ def test_each_span_of_a_tagged_sentence_is_an_example_and_others_are_none(tmp_pa
   ]
 
 
+def test_spans_of_wikipedia_are_bytes(tmp_path):
+  row = {"text": "Émile met Zoé.", "spans": {"start": [0, 11], "limit": [6, 15]}, "title": "x"}
+  row["spans"] |= {"type": ["PER", "PER"]}
+  found = records(f"salient:jsonl:{write(tmp_path / 'tagged.jsonl', [row])}")
+  assert [(one["inputs"], one["targets"]) for one in found] == [
+    ("nem: _X_ met Zoé.", "Émile"),
+    ("nem: Émile met _X_.", "Zoé"),
+  ]
+
+
 def test_texts_are_cut_into_sentences_with_the_spans_of_the_expression(tmp_path):
   text = 'Then Mr. Darcy met Ann Lee at 4.5 miles. Nobody saw it!\nIt was 1889 "then." So what?'
   assert sentences(text) == [

@@ -6,10 +6,10 @@ import pytest
 
 from t5x_like import slots
 from t5x_like.benchmarks import suites
-from t5x_like.corpora.sources import Skip, open_source
+from t5x_like.corpora.sources import Skip, open_source, value
 from t5x_like.data.supervised.templates import Template
 from t5x_like.errors import UserError
-from t5x_like.metrics.texts import METRICS
+from t5x_like.metrics.texts import METRICS, texts_of
 
 
 def made(form: str, rows: list[dict], folder, split: str = "validation") -> list[dict]:
@@ -198,6 +198,28 @@ def tasks():
   for name in ("glue", "superglue", "squad"):
     for task, benchmark in slots.find("suite", name, suites, "SUITE").tasks.items():
       yield f"{name}/{task}", benchmark
+
+
+QUESTION = {"question": "who?", "answers": ["Ann", "Al"], "answer": ["Ann", "Al"]}
+TRIVIA = {"question": "who?", "answer": {"value": "Ann", "aliases": ["Ann", "The Al"]}}
+
+
+@pytest.mark.parametrize(
+  ("name", "prefix", "row", "given"),
+  [
+    ("web_questions", "wq", QUESTION, "the al"),
+    ("natural_questions", "nq", QUESTION, "AL."),
+    ("trivia_qa", "trivia_qa", TRIVIA, "al"),
+  ],
+)
+def test_closed_book_questions_have_their_prefix_and_every_answer(name, prefix, row, given):
+  form = slots.find("suite", "text", suites, "SUITE").tasks[name].text
+  texts = [Template(form.task[side], side)(row, "") for side in ("inputs", "targets")]
+  assert texts == [f"{prefix} question: who?", "Ann"]
+  (metric,) = form.evaluator["metrics"]
+  made = slots.make("metric", metric, METRICS)
+  right = made.reference(list(texts_of(value(row, form.evaluator["references"], ""))))
+  assert made.metric([right], [given])["exact_match"] == 100
 
 
 def test_every_task_of_glue_and_superglue_and_squad_has_its_text():

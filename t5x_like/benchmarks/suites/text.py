@@ -1,4 +1,8 @@
-"""Generated text: translation (Multi30k), summaries (SciTLDR) and questions without a context (WebQuestions)."""
+"""Generated text: translation (Multi30k), summaries (SciTLDR) and questions without a context.
+
+The texts and the judgement of closed-book questions are those of Roberts et al. 2020
+(https://arxiv.org/abs/2002.08910): the first answer is learned, and any is right.
+"""
 
 from t5x_like.benchmarks.suites import Files, Suite, generated
 
@@ -41,12 +45,32 @@ SUITE = Suite(
       "tfds:web_questions",
       3_778,
       files=Files("web_questions", "webquestions", _WEB_QUESTIONS),
-      inputs="question: {question}",
+      inputs="wq question: {question}",
       targets="{answers.0}",
       metrics=["answers"],
       counted=("exact_match", "f1"),
       references="answers",
       evaluated={"dev": "test"},
+      targets_length=32,
+    ),
+    "natural_questions": generated(
+      "tfds:natural_questions_open",
+      87_925,
+      inputs="nq question: {question}",
+      targets="{answer.0}",
+      metrics=["answers"],
+      counted=("exact_match", "f1"),
+      references="answer",
+      targets_length=32,
+    ),
+    "trivia_qa": generated(
+      "tfds:trivia_qa/unfiltered.nocontext",
+      87_622,
+      inputs="trivia_qa question: {question}",
+      targets="{answer.value}",
+      metrics=[{"name": "answers", "normalization": "triviaqa"}],
+      counted=("exact_match", "f1"),
+      references="answer.aliases",
       targets_length=32,
     ),
   }

@@ -2,7 +2,8 @@
 
 The file has one JSON object per line (`.jsonl`, plain or compressed): a text, and its spans of characters under
 `spans`, `entities` or `ents`, as pairs or as objects with `start` and `end` (as spaCy's `Doc.to_json` and the
-token-classification pipeline of `transformers` write them):
+token-classification pipeline of `transformers` write them), or as lists of `start` and `limit` in bytes of UTF-8 (as in
+TFDS's `salient_span_wikipedia`):
 
     {"text": "Ada Lovelace was born in London.", "spans": [[0, 12], [25, 31]]}
 
@@ -52,10 +53,15 @@ def _names(path: str) -> Iterator[str]:
 def of_record(record: Record, where: str) -> list[tuple[int, int]]:
   """Return the spans of a record's text, in characters; UserError if it lacks a text or spans inside it."""
   text, key = record.get("text"), next((key for key in KEYS if key in record), None)
-  if not isinstance(text, str) or not isinstance(record.get(key), list):
+  found = record.get(key)
+  if isinstance(text, str) and isinstance(found, dict) and {"start", "limit"} <= found.keys():
+    raw = text.encode()
+    pairs = zip(found["start"], found["limit"])
+    found = [[len(raw[: int(at)].decode(errors="ignore")) for at in pair] for pair in pairs]
+  if not isinstance(text, str) or not isinstance(found, list):
     raise UserError(f"{where}: found keys {', '.join(record)}, expected 'text' and a list under {' or '.join(KEYS)}")
   spans = []
-  for span in record[key]:
+  for span in found:
     start, end = _ends(span)
     if not (type(start) is int and type(end) is int and 0 <= start < end <= len(text)):
       raise UserError(

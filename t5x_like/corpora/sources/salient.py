@@ -9,6 +9,7 @@ A sentence without a span gives no example. The records of SOURCE have a `text`,
 
     salient:jsonl:tagged.jsonl                  the records: sentences whose spans a tagger marked, under `spans`,
                                                 `entities` or `ents`, as spaCy and `transformers` write them
+    salient:tfds:salient_span_wikipedia/sentences   the paper's own
     salient:text:books/*.txt                    an expression of dates, numbers and names, if records have no such field
     salient:names.jsonl@text:books/*.txt        a file of names from a tagger, matched everywhere; see `_named_spans.py`
     salient:my_module:find@text:books/*.txt     a function, `(sentence) -> list of (start, end)` in characters
