@@ -24,13 +24,12 @@ def stsb(record: Record, where: str, training: bool) -> Iterator[Record]:
   """Yield the number of STS-B to one decimal place, rounded to the nearest 0.2 in single precision."""
   del training
   label = str(record["label"])
-  if label != UNLABELLED and label != "-1.0":
-    try:
-      label = f"{np.round(np.float32(label) * np.float32(5)) / np.float32(5):.1f}"
-    except ValueError:
-      raise UserError(f"{where}: found the score {label!r}, expected a number") from None
+  try:
+    number = np.round(np.float32(label) * np.float32(5)) / np.float32(5)
+  except ValueError:
+    raise UserError(f"{where}: found the score {label!r}, expected a number") from None
   texts = f"stsb sentence1: {record['sentence1']} sentence2: {record['sentence2']}"
-  yield {"inputs": texts, "targets": UNLABELLED if label == "-1.0" else label, "idx": record.get("idx")}
+  yield {"inputs": texts, "targets": UNLABELLED if number < 0 else f"{number:.1f}", "idx": record.get("idx")}
 
 
 def multirc(record: Record, where: str, training: bool) -> Iterator[Record]:
@@ -124,7 +123,7 @@ def wnli(record: Record, where: str, training: bool) -> Iterator[Record | Skip]:
   referent = _spelled(made[1], hypothesis)
   words = premise.split(" ")
   word = words[made[0]]
-  words[made[0]] = f"*{word[:-1]}* {word[-1]}" if word[-1] in _END else f"*{word}*"
+  words[made[0]] = f"*{word[:-1]}* {word[-1]}" if word[-1:] in [*_END] else f"*{word}*"
   label = _truth({"entailment": True, "not_entailment": False}.get(record["label"], record["label"]))
   texts = {"inputs": "wsc: " + " ".join(words), "targets": referent or UNLABELLED}
   yield texts | {"judged": [referent, label], "idx": record.get("idx")}
