@@ -81,12 +81,8 @@ def task(
       inputs = tf.concat([tf.tile(tf.constant([prefix_ids], tf.int32), [tf.shape(inputs)[0], 1]), inputs], axis=1)
     return encoder_decoder(inputs, corrupted["targets"], vocabulary)
 
-  made = dict(
-    inputs_length=inputs_length,
-    targets_length=corruption.targets_length,
-    noise_density=corruption.noise_density,
-    mean_noise_span_length=corruption.mean_noise_span_length,
-  )
+  drawn = ("targets_length", "noise_density", "mean_noise_span_length")
+  made = {"inputs_length": inputs_length} | {name: getattr(corruption, name) for name in drawn}
   options = {"random_roll": random_roll, "prefix": prefix_ids}
   made |= {name: value for name, value in options.items() if value}  # absent if off, so that older runs resume
   described = declared.encoder_decoder(inputs_length, corruption.targets_length, vocabulary)
