@@ -56,7 +56,7 @@ def test_refusals(exported, trained, tmp_path, capsys):
   out = f"--output={tmp_path / 'new'}"
   assert "--config: missing" in refusal(capsys, f"--input={exported}", out)
   assert "not empty" in refusal(capsys, f"--input={exported}", f"--output={trained}", f"--config={NANO}")
-  assert "config.json: cannot be read" in refusal(capsys, f"--input={tmp_path}", out)
+  assert "config.json is not there" in refusal(capsys, f"--input={tmp_path}", out)
   flags = ("--config=configs/bart/base.py:debug",)
   assert f"found 'bart', but {exported} holds 't5'; use a recipe" in refusal(capsys, f"--input={exported}", out, *flags)
   flags = (f"--config={NANO}", "--sentinels=<unused{}>")
