@@ -150,14 +150,7 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
       f"{dims} with types={variant.types}: {model_type} has as many key/value heads as heads, heads that "
       "share the width, and token types"
     )
-  labels = variant.head.get("labels", 2) if isinstance(variant.head, dict) else 2
-  head = next((h for h in heads if _meant(h.spec(labels)) == _meant(variant.head)), None)
-  if head is None:
-    raise UserError(
-      f"config.model.head: {model_type} has no head {variant.head!r}; expected one of "
-      f"{', '.join(dict.fromkeys(str(h.spec(2)) for h in heads))}"
-    )
-  names = {i: f"LABEL_{i}" for i in range(labels)}
+  head, labels = written_head(model_type, variant, heads)
   return {
     "architectures": [prefix + head.task],
     "model_type": model_type,
@@ -173,12 +166,27 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
     "initializer_range": design.init_stddev or 0.02,
     "pad_token_id": variant.tokens.pad,
     "tie_word_embeddings": True,
-    **(
-      {"id2label": {str(i): n for i, n in names.items()}, "label2id": {n: i for i, n in names.items()}}
-      if labels != 2
-      else {}
-    ),
+    **labels,
   }
+
+
+def written_head(model_type: str, variant: Variant, heads: tuple[Head, ...]) -> tuple[Head, dict]:
+  """Return a variant's head, and the fields of a config that name its labels if they are not two.
+
+  Raises:
+    UserError: the head is not among `heads`.
+  """
+  labels = variant.head.get("labels", 2) if isinstance(variant.head, dict) else 2
+  head = next((h for h in heads if _meant(h.spec(labels)) == _meant(variant.head)), None)
+  if head is None:
+    raise UserError(
+      f"config.model.head: {model_type} has no head {variant.head!r}; expected one of "
+      f"{', '.join(dict.fromkeys(str(h.spec(2)) for h in heads))}"
+    )
+  if labels == 2:
+    return head, {}
+  names = {i: f"LABEL_{i}" for i in range(labels)}
+  return head, {"id2label": {str(i): n for i, n in names.items()}, "label2id": {n: i for i, n in names.items()}}
 
 
 def _meant(spec: str | dict) -> dict:
@@ -187,25 +195,33 @@ def _meant(spec: str | dict) -> dict:
   return {"activation": "tanh", **({"labels": 2} if spec["name"] in ("classification", "tokens") else {}), **spec}
 
 
-def tensors(m: Mapping, prefix: str, heads: tuple[Head, ...], project: str = "embeddings_project") -> None:
+def tensors(m: Mapping, prefix: str, heads: tuple[Head, ...]) -> None:
   """Map every tensor of the body and of the head.
 
   Args:
     prefix: the prefix of the body's tensors, such as "bert".
+  """
+  body = embeddings_and_head(m, prefix, heads)
+  for number, (_, at) in enumerate(places(m.model.encoder, m.model.variant.dims.layers)):
+    layer(m, f"{body}encoder.layer.{number}", at, ATTENTION)
+
+
+def layer(m: Mapping, theirs: str, at: int, names: tuple[str, ...]) -> None:
+  """Map one layer; `names` are those of the four projections of attention."""
+  ours = "encoder/blocks"
+  m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", at, names=names)
+  m.norm(f"{theirs}.attention.output.LayerNorm", f"{ours}/self_attention/out_norm", at)
+  m.linear(f"{theirs}.intermediate.dense", f"{ours}/mlp/layer/wi", at)
+  m.linear(f"{theirs}.output.dense", f"{ours}/mlp/layer/wo", at)
+  m.norm(f"{theirs}.output.LayerNorm", f"{ours}/mlp/out_norm", at)
+
+
+def embeddings_and_head(m: Mapping, prefix: str, heads: tuple[Head, ...], project: str = "embeddings_project") -> str:
+  """Map all but the layers; return the prefix of the layers.
+
+  Args:
     project: the name of the projection of a narrower table.
   """
-  body = ends(m, prefix, heads, project)
-  for layer, (_, at) in enumerate(places(m.model.encoder, m.model.variant.dims.layers)):
-    theirs, ours = f"{body}encoder.layer.{layer}", "encoder/blocks"
-    m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", at, names=ATTENTION)
-    m.norm(f"{theirs}.attention.output.LayerNorm", f"{ours}/self_attention/out_norm", at)
-    m.linear(f"{theirs}.intermediate.dense", f"{ours}/mlp/layer/wi", at)
-    m.linear(f"{theirs}.output.dense", f"{ours}/mlp/layer/wo", at)
-    m.norm(f"{theirs}.output.LayerNorm", f"{ours}/mlp/out_norm", at)
-
-
-def ends(m: Mapping, prefix: str, heads: tuple[Head, ...], project: str) -> str:
-  """Map the embeddings and the head; return the prefix of the layers. Arguments are those of `tensors`."""
   variant = m.model.variant
   name = _meant(variant.head)["name"]
   head = next(h for h in heads if h.name == name)
@@ -214,8 +230,10 @@ def ends(m: Mapping, prefix: str, heads: tuple[Head, ...], project: str) -> str:
   if not any("pooler" in theirs for theirs in head.tensors):
     m.unread = tuple(f"{prefix}.pooler.{end}" for end in ("dense.weight", "dense.bias", "weight", "bias"))
   m.copy(f"{body}embeddings.word_embeddings.weight", "embed/table")
-  m.copy(f"{body}embeddings.position_embeddings.weight", "inputs/position/table")
-  m.copy(f"{body}embeddings.token_type_embeddings.weight", "inputs/types/table")
+  if "inputs/position/table" in m.names:
+    m.copy(f"{body}embeddings.position_embeddings.weight", "inputs/position/table")
+  if "inputs/types/table" in m.names:
+    m.copy(f"{body}embeddings.token_type_embeddings.weight", "inputs/types/table")
   m.norm(f"{body}embeddings.LayerNorm", "inputs/norm")
   if variant.embed:
     m.linear(f"{body}{project}", "inputs/project")

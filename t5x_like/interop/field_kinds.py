@@ -28,21 +28,22 @@ Wholes = Annotated[list, Condition("a list of whole numbers", lambda n: all(slot
 _NAMES: dict[Any, str] = {
   # Widths and lengths: each is the size of a tensor's axis or divides one.
   Size: """
-    inner_group_num num_hidden_groups attention_heads block_size d_ff d_kv d_model decoder_attention_heads
-    decoder_ffn_dim decoder_hidden_size decoder_intermediate_size decoder_num_attention_heads embed_dim embedding_size
-    encoder_attention_heads encoder_ffn_dim ffn_dim ffn_hidden_size global_attn_every_n_layers head_dim hidden_size
-    intermediate_size n_embd n_embed n_head n_heads n_inner n_positions num_attention_heads num_channels
-    num_key_value_heads num_kv_heads num_labels num_ln_in_parallel_attn num_queries projection_dim
-    relative_attention_max_distance relative_attention_num_buckets sliding_window type_vocab_size vocab_size
+    position_buckets inner_group_num num_hidden_groups attention_heads block_size d_ff d_kv d_model
+    decoder_attention_heads decoder_ffn_dim decoder_hidden_size decoder_intermediate_size decoder_num_attention_heads
+    embed_dim embedding_size encoder_attention_heads encoder_ffn_dim ffn_dim ffn_hidden_size global_attn_every_n_layers
+    head_dim hidden_size intermediate_size n_embd n_embed n_head n_heads n_inner n_positions num_attention_heads
+    num_channels num_key_value_heads num_kv_heads num_labels num_ln_in_parallel_attn num_queries projection_dim
+    relative_attention_max_distance relative_attention_num_buckets sliding_window vocab_size
     window_size word_embed_proj_dim query_pre_attn_scalar max_position_embeddings original_max_position_embeddings
     decoder_layers decoder_num_hidden_layers encoder_layers n_layer n_layers num_decoder_layers num_experts
     num_experts_per_tok num_hidden_layers num_layers num_local_experts
   """,
-  Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks num_sparse_encoder_layers",
+  Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks num_sparse_encoder_layers "
+  "type_vocab_size",
   Size | Sizes: "image_size patch_size num_heads",
   Sizes: "depths hidden_sizes",
   Wholes: "pretrained_window_sizes",
-  Id: "pad_token_id bos_token_id decoder_start_token_id",
+  Id: "max_relative_positions pad_token_id bos_token_id decoder_start_token_id",
   Id | Ids: "eos_token_id",
   Number: """
     initializer_range layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps router_aux_loss_coef router_jitter_noise
@@ -53,9 +54,10 @@ _NAMES: dict[Any, str] = {
     logit_scale low_freq_factor mlp_ratio partial_rotary_factor rope_theta rotary_emb_base rotary_pct softmax_scale
   """,
   bool: """
-    alibi attention_bias bias do_layer_norm_before enable_bias layer_norm_elementwise_affine mlp_bias multi_query
-    new_decoder_architecture norm_bias parallel_attn qkv_bias rescale_embeddings scale_decoder_outputs scale_embedding
-    tie_word_embeddings use_absolute_embeddings use_bias use_parallel_residual use_qk_norm
+    relative_attention share_att_key position_biased_input alibi attention_bias bias do_layer_norm_before enable_bias
+    layer_norm_elementwise_affine mlp_bias multi_query new_decoder_architecture norm_bias parallel_attn qkv_bias
+    rescale_embeddings scale_decoder_outputs scale_embedding tie_word_embeddings use_absolute_embeddings use_bias
+    use_parallel_residual use_qk_norm
   """,
   str: """
     activation activation_function afn attention_type backbone dense_act_fn feed_forward_proj hidden_act
@@ -107,7 +109,7 @@ def check(values: dict[str, Any], origin: str, tensors: int | None = None, held:
           f"{origin}: field {name!r} is {shown(value)}, expected no more than the {tensors:,} tensors of the files; "
           "the config is of another model"
         )
-      if kind in (Size, Size | Sizes, Sizes) and name not in _UNBOUNDED and held is not None and size > held:
+      if kind in (Size, Size | Sizes, Sizes, Whole) and name not in _UNBOUNDED and held is not None and size > held:
         raise UserError(
           f"{origin}: field {name!r} is {shown(value)}, expected no more than the {held:,} values that the files "
           "hold; the config is of another model"

@@ -12,7 +12,7 @@ Read it from the bottom up; each line imports only from the lines above it:
   positions/ image_positions/ cores/  position schemes and attention cores: one file each, found by name
   attention feed_forward/             the sublayers; feed-forward kinds are found by name
   embed block stack pipeline          token embeddings, residual connections, identical blocks in one scan, its stages
-  evened shared_stack                 stacks of sequences padded for devices, and of layers that share parameters
+  evened shared_stack disentangled    stacks padded for devices, with shared parameters, with vectors of distances
   convolution mbconv                  convolutions, CoAtNet's blocks
   vocabulary_logits decode            logits computed in pieces, the state of decoding
 """

@@ -69,6 +69,18 @@ ELECTRA = BERT | dict(embedding_size=8)
 ALBERT = BERT | dict(
   hidden_size=20, num_hidden_layers=3, num_attention_heads=5, intermediate_size=28, embedding_size=12
 )
+DEBERTA = ALBERT | dict(
+  embedding_size=20,
+  type_vocab_size=0,
+  relative_attention=True,
+  share_att_key=True,
+  position_biased_input=False,
+  norm_rel_ebd="layer_norm",
+  pos_att_type=["p2c", "c2p"],
+  position_buckets=6,
+  max_relative_positions=-1,
+  max_position_embeddings=11,
+)
 SPARSE = BERT | dict(block_size=4, num_random_blocks=1)
 MODERN = dict(
   vocab_size=VOCAB,
@@ -157,6 +169,11 @@ CASES = {
   "albert-tokens": _encoder("ForTokenClassification", "Albert", ALBERT),
   "albert-spans": _encoder("ForQuestionAnswering", "Albert", ALBERT, **SPANS),
   "albert-body": _encoder("Model", "Albert", ALBERT, **POOLED),
+  "deberta-v3": _encoder("ForMaskedLM", "DebertaV2", DEBERTA),
+  "deberta-v3-classification": _encoder("ForSequenceClassification", "DebertaV2", DEBERTA),
+  "deberta-v3-tokens": _encoder("ForTokenClassification", "DebertaV2", DEBERTA | dict(position_buckets=4)),
+  "deberta-v3-spans": _encoder("ForQuestionAnswering", "DebertaV2", DEBERTA, **SPANS),
+  "deberta-v3-body": _encoder("Model", "DebertaV2", DEBERTA, logits="last_hidden_state"),
   "bigbird": _encoder("ForPreTraining", "BigBird", SPARSE, length=42, **NEXT),
   "bigbird-mlm": _encoder("ForMaskedLM", "BigBird", SPARSE | dict(rescale_embeddings=True, use_bias=False), length=44),
   "bigbird-full": _encoder("ForMaskedLM", "BigBird", BERT | dict(attention_type="original_full")),

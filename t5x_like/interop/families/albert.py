@@ -56,7 +56,7 @@ def config(model, model_type: str | None) -> dict:
 
 
 def tensors(m: Mapping) -> None:
-  body = encoders.ends(m, "albert", HEADS, "encoder.embedding_hidden_mapping_in")
+  body = encoders.embeddings_and_head(m, "albert", HEADS, "encoder.embedding_hidden_mapping_in")
   theirs, ours = f"{body}encoder.albert_layer_groups.0.albert_layers.0", "encoder/blocks"
   m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", 0, names=("query", "key", "value", "dense"))
   m.norm(f"{theirs}.attention.LayerNorm", f"{ours}/self_attention/out_norm", 0)

@@ -1,0 +1,65 @@
+"""DeBERTa v3, the encoder (He et al. 2021, https://arxiv.org/abs/2111.09543): BERT with disentangled attention.
+
+Positions enter only as vectors of relative distances (`nn.disentangled`); there are neither absolute positions nor
+token types. The paper pretrains it to detect replaced tokens, with its gradient-disentangled embedding sharing; here it
+is pretrained as a masked language model, as v1 was.
+"""
+
+from dataclasses import replace
+
+from flax import nnx
+
+from t5x_like.architectures.design import Tokens, Variant
+from t5x_like.architectures.encoder import Encoder
+from t5x_like.errors import UserError
+from t5x_like.models import bert
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.disentangled import DisentangledStack
+from t5x_like.slots import Positive
+
+DESIGN = replace(bert.DESIGN, norm_epsilon=1e-7, position="none")
+TOKENS = Tokens(pad=0, start=1, eos=2)  # [PAD], [CLS], [SEP]
+
+
+def _deberta(embed, mlp, heads, layers) -> Variant:
+  dims = Dims(embed, heads, heads, embed // heads, mlp, layers)
+  return Variant(dims, replace(DESIGN, attention_scale=(3 * dims.head_dim) ** -0.5), 128_100, TOKENS, head="mlm")
+
+
+VARIANTS = {
+  #                              embed   mlp heads layers
+  "deberta-v3-tiny":   _deberta(  128,  512,  2,  2),  # for debugging
+  "deberta-v3-xsmall": _deberta(  384, 1536,  6, 12),
+  "deberta-v3-small":  _deberta(  768, 3072, 12,  6),
+  "deberta-v3-base":   _deberta(  768, 3072, 12, 12),
+  "deberta-v3-large":  _deberta( 1024, 4096, 16, 24),
+}  # fmt: skip
+
+
+class Model(Encoder):
+  """A DeBERTa v3 of one of `VARIANTS`, with the features and arguments of every encoder.
+
+  Args:
+    buckets, max_distance: see `nn.disentangled.DisentangledStack`.
+  """
+
+  VARIANTS = VARIANTS
+
+  def __init__(self, rngs: nnx.Rngs, *, buckets: Positive = 256, max_distance: Positive = 512, **options):
+    if max_distance <= buckets // 2 + 1 or buckets < 4:
+      found = f"found {max_distance} with {buckets} buckets"
+      raise UserError(f"config.model.max_distance: {found}, expected at least 4 buckets and more than half as far")
+    self.buckets, self.max_distance = buckets, max_distance
+    super().__init__(rngs, **options)
+
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    super().build(rngs, **options)
+    design, D, names = self.variant.design, self.variant.dims.embed, self.encoder.blocks.names
+    if design.position not in ("none", {"name": "none"}) or names != ("self_attention", "mlp"):
+      raise UserError(
+        f"config.model.design: found position {design.position!r} and sublayers {', '.join(names)}, expected position "
+        "'none' and one attention and feed-forward layer in turn"
+      )
+    norm = design.make_norm(D, rngs)
+    sizes = dict(buckets=self.buckets, max_distance=self.max_distance)
+    self.encoder = DisentangledStack(self.encoder, rngs, init=design.table_init(), norm=norm, **sizes)

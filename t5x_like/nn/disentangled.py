@@ -1,0 +1,87 @@
+"""Disentangled attention: contents and relative positions have vectors of their own (He et al. 2021).
+
+The logit of a query at i and a key at j is (q_i k_j + q_i r'_d + k_j r_d) / sqrt(3 H), where r and r' are the query and
+key projections of the vector of the distance d from j to i (https://arxiv.org/abs/2006.03654, equation 4). As in
+DeBERTa v3 (https://arxiv.org/abs/2111.09543), the projections are the contents' own, distances are counted in buckets
+that grow logarithmically, and all layers share the vectors and their norm.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.attention import SelfAttention
+from t5x_like.nn.dims import subkey
+from t5x_like.nn.layer import Context
+from t5x_like.nn.linear import together
+from t5x_like.nn.stack import Stack
+
+
+class DisentangledStack(Stack):
+  """A stack whose attention layers receive the vectors of all distances.
+
+  Args:
+    stack: a stack without positions, whose parts this one takes over.
+    rngs, init, norm: for the table of vectors, [2 * buckets, D], and its norm.
+    buckets: number of buckets on each side.
+    max_distance: distance from which all share a bucket.
+  """
+
+  def __init__(self, stack: Stack, rngs: nnx.Rngs, *, init, norm: nnx.Module, buckets: int, max_distance: int):
+    for name, value in vars(stack).items():
+      if not name.startswith("_"):
+        setattr(self, name, value)
+    attention = self.blocks.self_attention.layer
+    self.blocks.self_attention.layer = DisentangledAttention(attention, buckets, max_distance)
+    self.distances = params.param(rngs, init, (2 * buckets, attention.query.kernel.shape[-2]), (None, "embed"))
+    self.distance_norm = norm
+
+  def bias(self, mask, batch: int) -> jax.Array:
+    """Return the vectors of distances, float32 [P, D], which `DisentangledAttention` takes from `Context.bias`."""
+    return self.distance_norm(self.distances[...])
+
+
+class DisentangledAttention(SelfAttention):
+  """Self-attention of a `DisentangledStack`.
+
+  Args:
+    attention: the layer whose projections this one takes over; its scale must be that of three sums of products.
+  """
+
+  def __init__(self, attention: SelfAttention, buckets: int, max_distance: int):
+    for name, value in vars(attention).items():
+      if not name.startswith("_"):
+        setattr(self, name, value)
+    self.buckets = buckets
+    self.max_distance = max_distance
+
+  def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
+    """Return ([B, T, D], {}, None)."""
+    mask = context.mask
+    q_BTX, k_BTX, v_BTX = together((self.query, self.key, self.value), x_BTD)
+    k_BSNH, v_BSNH = self.keys_and_values(k_BTX, v_BTX, mask.q_pos)
+    vectors_PD = self.dropout(context.bias, subkey(key, 1)).astype(x_BTD.dtype)
+    r_q_PNH, r_k_PNH = (y.reshape(y.shape[0], -1, self.head_dim) for y in together((self.query, self.key), vectors_PD))
+    place_BTS = self.places(mask.q_pos[:, :, None] - mask.k_pos[:, None, :])
+    q_BTNH = q_BTX.reshape(*q_BTX.shape[:2], -1, self.head_dim)
+    by_query_BNTS = _looked_up("BTNH,PNH->BNTP", q_BTNH, r_k_PNH, place_BTS)
+    by_key_BNST = _looked_up("BSNH,PNH->BNSP", k_BSNH, r_q_PNH, jnp.swapaxes(place_BTS, 1, 2))
+    bias_BNTS = self.scale * (by_query_BNTS + jnp.swapaxes(by_key_BNST, 2, 3))
+    return self.attend(self.core, q_BTX, k_BSNH, v_BSNH, mask, bias_BNTS, key), {}, None
+
+  def places(self, distance: jax.Array) -> jax.Array:
+    """Return the row of each distance in the table: exact up to half of the buckets, logarithmic beyond."""
+    middle, size = self.buckets // 2, jnp.abs(distance)
+    ratio = jnp.log(jnp.maximum(size, middle) / middle) / jnp.log(jnp.float32((self.max_distance - 1) / middle))
+    far = jnp.ceil(ratio * (middle - 1)).astype(jnp.int32) + middle
+    bucket = jnp.where(size <= middle, distance, far * jnp.sign(distance))
+    return jnp.clip(bucket + self.buckets, 0, 2 * self.buckets - 1)
+
+
+def _looked_up(equation: str, x: jax.Array, vectors_PNH: jax.Array, place_BXY: jax.Array) -> jax.Array:
+  """Multiply by the vectors of all distances, and take that of each pair: float32 [B, N, X, Y]."""
+  product_BNXP = jnp.einsum(equation, x, vectors_PNH, preferred_element_type=jnp.float32)
+  B, N, X, _ = product_BNXP.shape
+  place_BNXY = jnp.broadcast_to(place_BXY[:, None], (B, N, X, place_BXY.shape[-1]))
+  return jnp.take_along_axis(product_BNXP, place_BNXY, axis=-1)
