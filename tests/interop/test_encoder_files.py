@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 import tiny
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
-from t5x_like.models import bert, bigbird, electra, linformer, modernbert, roberta
+from t5x_like.models import albert, bert, bigbird, deberta, electra, linformer, modernbert, roberta
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
@@ -102,6 +102,11 @@ def test_a_pooler_that_nobody_reads_goes_along(tmp_path):
     ("bert", dict(tie_word_embeddings=False), "'tie_word_embeddings' is False"),
     ("roberta", dict(hidden_act="relu"), "'hidden_act' is 'relu'"),
     ("electra", dict(summary_type="last"), "'summary_type' is 'last'"),
+    ("albert", dict(num_hidden_groups=2), "'num_hidden_groups' is 2"),
+    ("albert", dict(embedding_size=20), "'embedding_size' is 20"),
+    ("deberta-v3", dict(conv_kernel_size=3), "'conv_kernel_size' is 3"),
+    ("deberta-v3", dict(share_att_key=False), "'share_att_key' is False"),
+    ("deberta-v3", dict(norm_rel_ebd=None), "'norm_rel_ebd' is missing"),
     ("bigbird", dict(attention_type="random"), "'attention_type' is 'random'"),
     ("modernbert", dict(mlp_bias=True), "'mlp_bias' is True"),
     ("modernbert", dict(layer_types=["full_attention", "chunked_attention"]), "'layer_types' is 'chunked_attention'"),
@@ -147,6 +152,8 @@ BERT, MODERN = shrunk(bert.VARIANTS["bert-base-uncased"]), shrunk(modernbert.VAR
     (modernbert, MODERN, dict(head="spans"), "head 'spans'"),
     (linformer, shrunk(linformer.VARIANTS["linformer-base-256"]), {}, "no Hugging Face family matches"),
     (electra, shrunk(electra.VARIANTS["electra-small"]), {}, "no Hugging Face family matches"),
+    (albert, dataclasses.replace(shrunk(albert.VARIANTS["albert-base"]), embed=None), {}, "table of another width"),
+    (deberta, shrunk(deberta.VARIANTS["deberta-v3-base"]), {}, "design.attention_scale is"),
   ],
   ids=lambda x: x if isinstance(x, str) else None,
 )
