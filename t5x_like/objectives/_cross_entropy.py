@@ -126,7 +126,8 @@ class Chunks:
     parts, splits = parts if V % parts == 0 else 1, splits if T % splits == 0 else 1
     tokens = max(1, B * T // (ways("batch") * splits))
     width, length = V // parts, T // splits
-    most = min(max(LOGITS // tokens, LEAST), MOST)
+    fits = tokens * width <= LOGITS and parts * ways("embed") == 1  # a split kernel is gathered by chunks
+    most = width if fits else min(max(LOGITS // tokens, LEAST), MOST)
     even = -(-width // -(-width // most))
     columns = min(-(-even // LANES) * LANES, width)
     rows = next(n for n in range(1, length + 1) if length % n == 0 and tokens * columns <= n * LOGITS or n == length)

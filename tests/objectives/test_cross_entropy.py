@@ -76,6 +76,16 @@ def test_chunks_change_nothing(case, smoothing, small_chunks):
   assert_equal(found, jax.jit(dense_loss_and_gradients, static_argnums=1)(logits, smoothing))
 
 
+def test_logits_that_fit_are_computed_once():
+  """A wide vocabulary is one chunk if its logits are few, unless its kernel is split and gathered by chunks."""
+  logits = logits_of(vocab=10_000)
+  assert not _cross_entropy.Chunks.of(logits).several
+  traced = str(jax.make_jaxpr(loss_and_gradients)(logits))
+  assert traced.count("dot_general[") == 3  # the logits and two gradients
+  with Rules.make(make_mesh(dict(fsdp=8))).activate():
+    assert _cross_entropy.Chunks.of(logits).several
+
+
 @pytest.mark.parametrize("mesh", [dict(data=2, fsdp=2, tensor=2), dict(sequence=2, tensor=4)], ids=str)
 @pytest.mark.parametrize("tied", [True, False])
 def test_meshes_change_nothing(mesh, tied, small_chunks, capfd):
