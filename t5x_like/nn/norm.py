@@ -1,4 +1,4 @@
-"""Normalisation layers. Statistics are always computed in float32."""
+"""Normalisation layers. Statistics are always computed in float32; the backward pass keeps the input alone."""
 
 import math
 from functools import partial
@@ -21,6 +21,7 @@ class RMSNorm(nnx.Module):
     self.base = 1.0 if plus_one else 0.0
     self.scale = params.param(rngs, params.constant(gain - self.base), (dim,), (None,))
 
+  @partial(jax.checkpoint, prevent_cse=False)
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     x32 = x_BTD.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
@@ -38,6 +39,7 @@ class LayerNorm(nnx.Module):
     self.bias = params.param(rngs, params.zeros, (dim,), (None,)) if bias else None
     self.epsilon = epsilon
 
+  @partial(jax.checkpoint, prevent_cse=False)
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     x32 = x_BTD.astype(jnp.float32)
     centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)

@@ -196,14 +196,11 @@ def _equation_flops(equation, halved: bool) -> float:
   if not halved and CAUSAL in str(equation.source_info.name_stack):
     return 0.5 * _equation_flops(equation, True)
   name, params = equation.primitive.name, equation.params
-  if name == "dot_general":
-    (lhs_contracted, _), _ = params["dimension_numbers"]
+  if name in ("dot_general", "ragged_dot_general"):  # ragged: every row is multiplied by its group's matrix
+    ragged = params.get("ragged_dot_dimension_numbers")
+    (lhs_contracted, _), _ = ragged.dot_dimension_numbers if ragged else params["dimension_numbers"]
     contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted * _share(str(equation.source_info.name_stack))
-  if name == "ragged_dot_general":  # every row is multiplied by its group's matrix (mixtures of experts)
-    (lhs_contracted, _), _ = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-    contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
-    return 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted
   if name == "conv_general_dilated":
     kernel, out_features = equation.invars[1].aval, params["dimension_numbers"].rhs_spec[0]
     window = math.prod(kernel.shape) / kernel.shape[out_features]  # already divided by feature groups

@@ -1,5 +1,7 @@
 """Norms, dropout, masks, the dense core, residuals and parameters, each against its definition."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +13,10 @@ from t5x_like.nn.block import Block, Residual
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims, Dropout, kept, subkey
 from t5x_like.nn.embed import Embed
+from t5x_like.nn.feed_forward import gelu
 from t5x_like.nn.feed_forward.mlp import Mlp
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.norm import RMSNorm
+from t5x_like.nn.norm import LayerNorm, RMSNorm
 
 dense = Dense()
 
@@ -236,3 +239,18 @@ def test_dropout_draws_no_array_of_pairs(shape):
     assert abs(float(keep.mean()) - 0.75) < 0.01
     halves = keep[:100], keep[100:]  # they share random words, not the bits of them
     assert abs(float((halves[0] == halves[1]).mean()) - (0.75**2 + 0.25**2)) < 0.02
+
+
+@pytest.mark.parametrize("make", [RMSNorm, LayerNorm, None], ids=["rms", "layer", "gelu"])
+def test_the_backward_pass_keeps_the_input_alone(make):
+  """Exactly the gradient of the plain function, from a bfloat16 array where JAX would keep several float32 ones."""
+  arguments = () if make is None else (make(32, nnx.Rngs(params=jax.random.key(0))),)
+  function = gelu if make is None else make.__call__
+  x = jax.random.normal(jax.random.key(1), (4, 8, 32), jnp.bfloat16)
+  left = jax.eval_shape(lambda x: jax.vjp(partial(function, *arguments), x)[1], x)
+  assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(left)) <= x.nbytes + 4 * 32
+
+  def gradient(function):
+    return jax.jit(jax.grad(lambda x: (function(*arguments, x).astype(jnp.float32) ** 2).sum()))(x)
+
+  np.testing.assert_array_equal(gradient(function), gradient(function.__wrapped__))

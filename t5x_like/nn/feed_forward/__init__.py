@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from t5x_like.errors import UserError
 from t5x_like.slots import AboveZero, NotNegative, Positive, Rate
 
-_gelu_tanh = partial(jax.nn.gelu, approximate=True)
+_gelu_tanh = jax.checkpoint(partial(jax.nn.gelu, approximate=True), prevent_cse=False)
 
 
+@partial(jax.checkpoint, prevent_cse=False)  # or the backward pass would keep three float32 arrays
 def gelu(x: jax.Array) -> jax.Array:
   """Compute `x Phi(x)`, with the distribution function Phi of the normal distribution (Hendrycks & Gimpel 2016).
 
