@@ -14,7 +14,7 @@ from t5x_like.planning import steps
 from t5x_like.training.build import abstract_batch, build
 
 # Functions that compute in float32 on purpose: small tables, a router's logits, a loss of pairs, a matching of boxes.
-WIDE = ("RelativeBias.bias", "RelativeBias.by_distance", "_float32_product", "cosines", "assigned")
+WIDE = ("RelativeBias.bias", "RelativeBias.by_distance", "float32_product", "cosines", "assigned")
 ONE_OF_EACH = [
   "configs/bert/base.py",
   "configs/bigbird/base.py",
