@@ -5,7 +5,7 @@ token types. The paper pretrains it to detect replaced tokens, with its gradient
 is pretrained as a masked language model, as v1 was.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flax import nnx
 
@@ -21,9 +21,27 @@ DESIGN = replace(bert.DESIGN, norm_epsilon=1e-7, position="none")
 TOKENS = Tokens(pad=0, start=1, eos=2)  # [PAD], [CLS], [SEP]
 
 
-def _deberta(embed, mlp, heads, layers) -> Variant:
+@dataclass(frozen=True)
+class DebertaVariant(Variant):
+  """A variant with the sizes of a `nn.disentangled.DisentangledStack`.
+
+  Attributes:
+    buckets, max_distance: number of buckets on each side, and the distance from which all share a bucket.
+  """
+
+  buckets: Positive = 256
+  max_distance: Positive = 512
+
+  def __post_init__(self):
+    if self.max_distance <= self.buckets // 2 + 1 or self.buckets < 4:
+      found = f"found {self.max_distance} with {self.buckets} buckets"
+      raise UserError(f"config.model.variant.max_distance: {found}, expected at least 4 buckets, and over half as far")
+
+
+def _deberta(embed, mlp, heads, layers) -> DebertaVariant:
   dims = Dims(embed, heads, heads, embed // heads, mlp, layers)
-  return Variant(dims, replace(DESIGN, attention_scale=(3 * dims.head_dim) ** -0.5), 128_100, TOKENS, head="mlm")
+  design = replace(DESIGN, attention_scale=(3 * dims.head_dim) ** -0.5)
+  return DebertaVariant(dims, design, 128_100, TOKENS, head="mlm")
 
 
 VARIANTS = {
@@ -37,20 +55,10 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """A DeBERTa v3 of one of `VARIANTS`, with the features and arguments of every encoder.
-
-  Args:
-    buckets, max_distance: see `nn.disentangled.DisentangledStack`.
-  """
+  """A DeBERTa v3 of one of `VARIANTS`, with the features and arguments of every encoder."""
 
   VARIANTS = VARIANTS
-
-  def __init__(self, rngs: nnx.Rngs, *, buckets: Positive = 256, max_distance: Positive = 512, **options):
-    if max_distance <= buckets // 2 + 1 or buckets < 4:
-      found = f"found {max_distance} with {buckets} buckets"
-      raise UserError(f"config.model.max_distance: {found}, expected at least 4 buckets and more than half as far")
-    self.buckets, self.max_distance = buckets, max_distance
-    super().__init__(rngs, **options)
+  VARIANT = DebertaVariant
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     super().build(rngs, **options)
@@ -61,5 +69,5 @@ class Model(Encoder):
         "'none' and one attention and feed-forward layer in turn"
       )
     norm = design.make_norm(D, rngs)
-    sizes = dict(buckets=self.buckets, max_distance=self.max_distance)
+    sizes = dict(buckets=self.variant.buckets, max_distance=self.variant.max_distance)
     self.encoder = DisentangledStack(self.encoder, rngs, init=design.table_init(), norm=norm, **sizes)

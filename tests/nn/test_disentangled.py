@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 import tiny
-from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.models import deberta
 from t5x_like.nn import params
@@ -19,11 +18,13 @@ from t5x_like.nn.mask import Mask, positions
 
 D, N, H, BUCKETS, MOST = 8, 2, 4, 6, 11
 DESIGN = dataclasses.replace(deberta.DESIGN, attention_scale=(3 * H) ** -0.5)
-VARIANT = Variant(Dims(D, N, N, H, 16, 1), DESIGN, tiny.VOCAB, deberta.TOKENS, head="none")
+DIMS = Dims(D, N, N, H, 16, 1)
 
 
 def model(buckets=BUCKETS, most=MOST):
-  return deberta.Model(nnx.Rngs(params=0), variant=VARIANT, buckets=buckets, max_distance=most)
+  sizes = dict(head="none", buckets=buckets, max_distance=most)
+  variant = deberta.DebertaVariant(DIMS, DESIGN, tiny.VOCAB, deberta.TOKENS, **sizes)
+  return deberta.Model(nnx.Rngs(params=0), variant=variant)
 
 
 def row(distance):

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders
 from t5x_like.interop.encoders import Head
@@ -63,15 +62,16 @@ def build(fields: Fields, names: set[str]):
   )
   positions = fields.take("max_position_embeddings", 512)
   distance = fields.take("max_relative_positions", -1)
-  variant = Variant(
+  variant = deberta.DebertaVariant(
     dims,
     design,
     fields.take("vocab_size"),
     encoders.special(fields, deberta.TOKENS),
     head=encoders.find_head(fields, names, "DebertaV2", HEADS),
+    buckets=fields.take("position_buckets"),
+    max_distance=distance if distance > 0 else positions,
   )
-  sizes = {"buckets": fields.take("position_buckets"), "max_distance": distance if distance > 0 else positions}
-  return deberta.Model, {"variant": variant, **sizes}
+  return deberta.Model, {"variant": variant}
 
 
 def config(model, model_type: str | None) -> dict:
@@ -103,9 +103,9 @@ def config(model, model_type: str | None) -> dict:
     "num_attention_heads": dims.heads,
     "intermediate_size": dims.mlp,
     "hidden_act": next(theirs for theirs, ours in encoders.ACTIVATIONS.items() if ours == design.activation),
-    "max_position_embeddings": model.max_distance,
-    "max_relative_positions": model.max_distance,
-    "position_buckets": model.buckets,
+    "max_position_embeddings": variant.max_distance,
+    "max_relative_positions": variant.max_distance,
+    "position_buckets": variant.buckets,
     "type_vocab_size": 0,
     "layer_norm_eps": design.norm_epsilon,
     "initializer_range": design.init_stddev or 0.02,
