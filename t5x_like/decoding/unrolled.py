@@ -75,7 +75,9 @@ def for_decoding(model):
     if isinstance(stack := getattr(model, name, None), Stack):
       looped = stack.layers == "loop"
       setattr(made, name, Unrolled(stack, model.dtype) if looped else prepared(stack, model.dtype))
-  made.head = HeldHead(model.head, model.embed, model.dtype)
+  made.head = copy.copy(model.head)
+  owner, name = (made.head, "inner") if hasattr(made.head, "inner") else (made, "head")  # OPT 350M projects before it
+  setattr(owner, name, HeldHead(getattr(owner, name), model.embed, model.dtype))
   made.for_decoding = True
   return made
 
