@@ -54,10 +54,10 @@ LABELLED = {
 }  # these are tested in evals/test_labelled.py
 # and these in evals/test_image_evaluators.py, training/test_image_text_runs.py and evals/test_detection_scores.py
 IMAGES = {"image_classification", "few_shot", "knn", "retrieval", "zero_shot", "detection"}
-PAIRS = {"embedding"}  # and this in inference/test_embedding.py
+ELSEWHERE = {"embedding", "samples"}  # in inference/test_embedding.py and evals/test_samples.py
 
 
-@pytest.mark.parametrize("name", sorted({*slots.names(evals)} - LABELLED - IMAGES - PAIRS))
+@pytest.mark.parametrize("name", sorted({*slots.names(evals)} - LABELLED - IMAGES - ELSEWHERE))
 def test_every_evaluator_finds_the_same_in_batches_of_any_size(name, restored):
   """Found by its path; with rows of padding in the last batch, and with the samples and figures of whole batches."""
   *_, arrays = restored
