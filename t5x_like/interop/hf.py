@@ -165,6 +165,8 @@ def save(model: nnx.Module, path: str, *, dtype: str | None = None, labels: Sequ
     config |= {"id2label": {str(i): name for name, i in ids.items()}, "label2id": ids}
   arrays = params.arrays(model)
   unread = _unread(mapping, pathlib.Path(origin.path), family) if same else {}
+  named = getattr(family, "written", lambda model: str)(model)
+  mapping.tensors = [dataclasses.replace(tensor, name=named(tensor.name)) for tensor in mapping.tensors]
   try:
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):

@@ -8,4 +8,5 @@ A module has
     for designs that the types cannot express.
   tensors(mapping): fills in the mapping, for reading and writing alike.
   renamed(name), optional: the tensor that another name in a file stands for.
+  written(model), optional: a function from the name of a tensor to its name in the model's file.
 """

@@ -6,6 +6,7 @@ A file's names are kept when it is written again; a model that was not loaded is
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 
 from t5x_like.architectures.detector import DetectorVariant
 from t5x_like.errors import UserError
@@ -56,6 +57,11 @@ def renamed(name: str) -> str:
   unit = f"layer.{int(number) - 1}" if number else "shortcut"
   kind = "convolution" if "conv" == kind or shortcut == "0" else "normalization"
   return f"{BACKBONE}encoder.stages.{int(stage) - 1}.layers.{block}.{unit}.{kind}.{array}"
+
+
+def written(model) -> Callable[[str], str]:
+  """Return the names in a file of a model: timm's for a model that came with them."""
+  return of_timm if _has_timm(model) else str
 
 
 def of_timm(name: str) -> str:
@@ -212,8 +218,6 @@ def tensors(m: Mapping) -> None:
   m.linear("class_labels_classifier", "classes")
   for number in range(len(m.model.boxes)):
     m.linear(f"bbox_predictor.layers.{number}", f"boxes/{number}")
-  if _has_timm(m.model):
-    m.tensors = [dataclasses.replace(tensor, name=of_timm(tensor.name)) for tensor in m.tensors]
 
 
 def _unit(m: Mapping, theirs: str, ours: str) -> None:
