@@ -141,6 +141,7 @@ def test_glue_average(tmp_path, capsys):
   assert code == 0 and found["average"] is None and found["missing"] == ["mnli"]
 
 
+WSC = {"span1_text": "a", "span1_index": 0, "span2_text": "b", "span2_index": 1}  # of each example
 SUPERGLUE = {
   "BoolQ": (True, "true", "accuracy"),
   "CB": ("contradiction", "contradiction", "accuracy"),
@@ -166,8 +167,7 @@ RECORD = [{"idx": 0, "qas": [{"idx": 4, "query": "@placeholder", "answers": [{"t
 @pytest.mark.parametrize("task", SUPERGLUE)
 def test_superglue(score, task):
   reference, label, main = SUPERGLUE[task]
-  target = {"span1_text": "a", "span2_text": "b"}  # of WSC
-  rows = ("val.jsonl", jsonl({"idx": i, "label": reference, "text": "a b", "target": target} for i in (0, 1)))
+  rows = ("val.jsonl", jsonl({"idx": i, "label": reference, "text": "a b", "target": WSC} for i in (0, 1)))
   found = score(f"superglue/{task.lower()}", rows, ("p.jsonl", jsonl({"idx": i, "label": label} for i in (1, 0))))
   assert found[main] == 100 and found["examples"] == 2
 
@@ -192,7 +192,7 @@ def test_multirc_and_record(score):
 
 def test_superglue_average(tmp_path, capsys):
   for task, (reference, label, _) in SUPERGLUE.items():
-    row = {"idx": 0, "label": reference, "text": "a b", "target": {"span1_text": "a", "span2_text": "b"}}
+    row = {"idx": 0, "label": reference, "text": "a b", "target": WSC}
     write(tmp_path / "gold" / task / "val.jsonl.gz", jsonl([row]))
     write(tmp_path / "ours" / f"{task}.jsonl", jsonl([{"idx": 0, "label": label}]))
   for task, gold, given in (("MultiRC", MULTIRC, MULTIRC_GIVEN), ("ReCoRD", RECORD, [{"idx": 4, "label": "Ann"}])):
