@@ -14,6 +14,7 @@ case's own directory, or memory that grows beyond a bound. Functions that raise 
 import collections
 import contextlib
 import faulthandler
+import gc
 import io
 import os
 import pathlib
@@ -86,6 +87,7 @@ class Ground:
     self.outcomes: list[Outcome] = []
     self._kept = (kept.resolve(),) if kept else ()
     self._folder, self._seconds, self._memory = pathlib.Path(folder).resolve(), seconds, memory
+    gc.collect()  # or copies of addresses that earlier tests left would be removed during a case
 
   def run(self, case: str, call: Callable[[pathlib.Path], int | None], seconds: float | None = None) -> Outcome:
     """Run `call(directory of the case)`, which returns an exit code, and remember how it ended.
