@@ -123,6 +123,9 @@ def _formed(where: str, form: Any, table: dict[str, Any]) -> Benchmark:
     defaults = {"labels": None, "inputs": " ".join(str(text) for text in texts if text)}
   free = any(one.kind is one.VAR_KEYWORD for one in parameters.values())  # arguments of the task, checked with it
   more = {key: table.pop(key) for key in list(table) if free and key not in parameters}
+  fields = table["files"].get("fields") if isinstance(table.get("files"), dict) else None
+  if "ids" in parameters and not (isinstance(fields, dict) and "idx" in fields):
+    defaults["ids"] = ()  # only the records of leaderboards have numbers
   values = slots.fill(where, defaults | table, function)
   try:
     return function(values.pop("source"), values.pop("examples"), **values, **more)

@@ -169,7 +169,7 @@ class Model:
     """Return log-probabilities in nats, summed over tokens.
 
     Args:
-      texts: whole texts, of which a decoder gives the probability after its start token; or contexts.
+      texts: whole texts, or contexts. A decoder reads its start token before either, as in training.
       continuations: a continuation of each context. An encoder-decoder needs them: they are its targets.
     Returns:
       A float for a string, a list of floats for a list.

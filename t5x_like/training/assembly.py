@@ -137,7 +137,8 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
       told += f" ({', '.join(classes[:8])}{', …' * (len(classes) > 8)}); set --config.model.{key}={len(classes)}"
       if labels < len(classes):
         raise UserError(told)
-      process.say(told)
+      if key == "labels" or "labels" in (config.model.get("head") or {}):  # other logits are a decoder's, of its tokens
+        process.say(told)
   return in_words(used)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the run is of
 from t5x_like import evaluate, train
+from t5x_like.benchmarks import outside
 from tests.runs import REPO, alone
 
 pytestmark = pytest.mark.usefixtures("compiled", "one_device")
@@ -114,3 +115,12 @@ def test_a_suite_of_a_module_is_imported_where_the_command_names_it(pretrained, 
   found = json.loads((tmp_path / "out" / "results.json").read_text())
   assert found["suite"] == "my_suites" and found["tasks"].keys() == {"sentences"}
   sys.modules.pop("my_suites")
+
+
+def test_records_need_no_numbers(tmp_path):
+  table = '[who]\nform = "labelled"\nsource = "tsv:train=a.tsv"\ntext = "{text}"\nlabels = ["a", "b"]\n'
+  (tmp_path / "mine.toml").write_text(table)
+  task = outside.suite(f"{tmp_path}/mine.toml").tasks["who"]
+  assert task.encoder.evaluator["ids"] == [] and task.text.evaluator["ids"] == []
+  (tmp_path / "numbered.toml").write_text(TOML)
+  assert outside.suite(f"{tmp_path}/numbered.toml").tasks["relatedness"].encoder.evaluator["ids"] == ["idx"]
