@@ -15,6 +15,7 @@ from t5x_like.nn.attention import SelfAttention
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import together
+from t5x_like.nn.shared_stack import take_over
 from t5x_like.nn.stack import Stack
 
 
@@ -29,9 +30,7 @@ class DisentangledStack(Stack):
   """
 
   def __init__(self, stack: Stack, rngs: nnx.Rngs, *, init, norm: nnx.Module, buckets: int, max_distance: int):
-    for name, value in vars(stack).items():
-      if not name.startswith("_"):
-        setattr(self, name, value)
+    take_over(self, stack)
     attention = self.blocks.self_attention.layer
     self.blocks.self_attention.layer = DisentangledAttention(attention, buckets, max_distance)
     self.distances = params.param(rngs, init, (2 * buckets, attention.query.kernel.shape[-2]), (None, "embed"))
@@ -50,9 +49,7 @@ class DisentangledAttention(SelfAttention):
   """
 
   def __init__(self, attention: SelfAttention, buckets: int, max_distance: int):
-    for name, value in vars(attention).items():
-      if not name.startswith("_"):
-        setattr(self, name, value)
+    take_over(self, attention)
     self.buckets = buckets
     self.max_distance = max_distance
 

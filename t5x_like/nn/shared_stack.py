@@ -4,9 +4,17 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from t5x_like.nn.remat import Remat
 from t5x_like.nn.stack import Stack
+
+
+def take_over(module: nnx.Module, other: nnx.Module) -> None:
+  """Give a module the parts and settings of another, whose parameters keep their names."""
+  for name, value in vars(other).items():
+    if not name.startswith("_"):  # flax's own
+      setattr(module, name, value)
 
 
 class SharedStack(Stack):
@@ -18,9 +26,7 @@ class SharedStack(Stack):
   """
 
   def __init__(self, stack: Stack, times: int):
-    for name, value in vars(stack).items():
-      if not name.startswith("_"):
-        setattr(self, name, value)
+    take_over(self, stack)
     self.times = times
 
   def _run(self, blocks: tuple, x_BTD: jax.Array, context, key: jax.Array | None, remat: Remat, cache=None):
