@@ -15,7 +15,8 @@ from t5x_like.files.places import place
 
 LONGEST = 2**27  # maximum bytes of a line, or of a file that is one text; longer texts are skipped and counted
 
-_SPLIT_WORDS = {"train", "training", "validation", "valid", "val", "dev", "test"}
+_SPLIT_WORDS = {"train": "train", "training": "train", "test": "test"}  # in names of files -> the split
+_SPLIT_WORDS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 _PIECE = 2**20
 _SPLIT_NAME = re.compile(r"(?:^|,)([A-Za-z][A-Za-z0-9_]*)=")
 

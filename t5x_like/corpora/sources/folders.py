@@ -19,8 +19,6 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs
 from t5x_like.files.places import place
 
-_SPLITS = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
-
 
 class Source(Base):
   """Images and the names of their folders, from local or remote directories."""
@@ -67,9 +65,9 @@ def _splits_inside(folder: str) -> dict[str, list[str]]:
     below = _below(folder)
     inside = {name.split("/")[0]: f"{folder}/{name.split('/')[0]}" for name in below}
     deeper = all(name.count("/") == 2 for name in below)
-    return _by_split(inside) if deeper and {name.lower() for name in inside} <= _SPLIT_WORDS else {}
+    return _by_split(inside) if deeper and {name.lower() for name in inside} <= _SPLIT_WORDS.keys() else {}
   inside = {os.path.basename(path): path for path in globs.matches(f"{folder}/*") if globs.kind(path) == "directory"}
-  if not inside or not {name.lower() for name in inside} <= _SPLIT_WORDS:
+  if not inside or not {name.lower() for name in inside} <= _SPLIT_WORDS.keys():
     return {}
   if not any(globs.kind(path) == "directory" for path in globs.matches(f"{folder}/*/*")):
     return {}
@@ -79,7 +77,7 @@ def _splits_inside(folder: str) -> dict[str, list[str]]:
 def _by_split(inside: dict[str, str]) -> dict[str, list[str]]:
   found: dict[str, list[str]] = {}
   for name, path in sorted(inside.items()):
-    found.setdefault(_SPLITS.get(name.lower(), name.lower()), []).append(path)
+    found.setdefault(_SPLIT_WORDS[name.lower()], []).append(path)
   return dict(sorted(found.items(), key=lambda one: ["train", "validation", "test"].index(one[0])))
 
 
