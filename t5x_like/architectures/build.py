@@ -36,6 +36,7 @@ POSITION, CORE = "config.model.design.position", "config.model.design.core"
 _NORMS = {
   "pre": ("in_norm",),
   "sandwich": ("in_norm", "res_norm"),
+  "output": ("res_norm",),
   "res_post": ("res_norm",),
 }  # else after the addition
 
@@ -168,7 +169,7 @@ class StackBuilder:
     scale = 1.0 if cosine else 1 / math.sqrt(H) if design.attention_scale is None else design.attention_scale
     # T5 leaves out the 1/sqrt(H) of the logits and scales the initial query kernel by it instead.
     query_gain = H**-0.5 if scale == 1.0 and not cosine and design.init_stddev is None else 1.0
-    q_norm, k_norm = (design.make_norm(H, rngs) if design.qk_norm else None for _ in range(2))
+    q_norm, k_norm = (design.make_qk_norm(heads, H, rngs) for heads in (N, dims.kv_heads))
     return kind(
       dims,
       rngs,

@@ -16,7 +16,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward import ACTIVATIONS, Experts
-from t5x_like.nn.norm import NORMS
+from t5x_like.nn.norm import NORMS, AllHeads
 from t5x_like.slots import Positive
 
 
@@ -27,15 +27,15 @@ class Design:
   Attributes:
     norm, norm_epsilon: one of `nn.norm.NORMS`.
     norm_position: before every sublayer ("pre"), after the addition ("post"), before and after the sublayer
-      ("sandwich"), after the sublayer with scales that start at 0 ("res_post", Liu et al. 2022), or after the addition
-      with DeepNet's weights ("deepnorm", Wang et al. 2022).
+      ("sandwich"), after the sublayer ("output"), there with scales that start at 0 ("res_post", Liu et al. 2022), or
+      after the addition with DeepNet's weights ("deepnorm", Wang et al. 2022).
     parallel: attention and MLP read the same input, through one norm (PaLM) or one each (GPT-NeoX).
     layer_scale: initial factor of each channel of a sublayer's output, in a pre-norm stack (`norm.LayerScale`); None
       for no factor.
     activation: one of `nn.feed_forward.ACTIVATIONS`; names ending in -glu are gated (Shazeer 2020).
     biases: projections with a bias: "qkv" or "qv" (queries and values), "out" and "mlp".
     position: a scheme of `nn.positions`, a name or {"name": …} with its arguments; layers cycle through a tuple.
-    qk_norm: a norm on queries and keys.
+    qk_norm: a norm on queries and keys, of each head or of all heads together ("all_heads", OLMo 2).
     attention_scale: factor of the logits; None is 1/sqrt(head_dim), "cosine" a learned scale of cosines
       (`norm.ScaledUnit`).
     softcap: bound of the attention logits.
@@ -57,13 +57,13 @@ class Design:
 
   norm: str = "rmsnorm"
   norm_epsilon: float = 1e-6
-  norm_position: Literal["pre", "post", "sandwich", "res_post", "deepnorm"] = "pre"
+  norm_position: Literal["pre", "post", "sandwich", "output", "res_post", "deepnorm"] = "pre"
   parallel: Literal["no", "one_norm", "two_norms"] = "no"
   layer_scale: float | None = None
   activation: str = "relu"
   biases: tuple[Literal["qkv", "qv", "out", "mlp"], ...] = ()
   position: str | dict | tuple = "none"
-  qk_norm: bool = False
+  qk_norm: bool | Literal["all_heads"] = False
   attention_scale: float | Literal["cosine"] | None = None
   softcap: float | None = None
   windows: tuple[Positive | None, ...] = (None,)
@@ -100,10 +100,16 @@ class Design:
   @property
   def final_norm(self) -> bool:
     """Whether a norm follows the last block."""
-    return self.norm_position in ("pre", "sandwich", "res_post")
+    return self.norm_position in ("pre", "sandwich", "output", "res_post")
 
   def make_norm(self, dim: int, rngs: nnx.Rngs, gain: float = 1.0) -> nnx.Module:
     return NORMS[self.norm](dim, rngs, epsilon=self.norm_epsilon, gain=gain)
+
+  def make_qk_norm(self, heads: int, head_dim: int, rngs: nnx.Rngs) -> nnx.Module | None:
+    """Make the norm of queries or keys [B, T, heads, head_dim], if the design has one."""
+    if self.qk_norm == "all_heads":
+      return AllHeads(self.make_norm(heads * head_dim, rngs))
+    return self.make_norm(head_dim, rngs) if self.qk_norm else None
 
   def kernel_init(self, fan_in: int, gain: float = 1.0) -> Callable:
     if self.init_stddev is None:

@@ -1,5 +1,6 @@
 """Shared by the configs of decoder-only families: special ids, rotary positions, and refusals of other designs."""
 
+from collections.abc import Callable
 from typing import Any
 
 from t5x_like.architectures.design import Tokens
@@ -32,6 +33,18 @@ _LLAMA3 = {
   "low_freq_factor": "low",
   "high_freq_factor": "high",
   "original_max_position_embeddings": "original_length",
+}
+
+
+KINDS = ("sliding_attention", "full_attention")  # of layers
+SCALINGS = ("linear", "llama3", "yarn")
+_YARN = {
+  "factor": "factor",
+  "original_max_position_embeddings": "original_length",
+  "beta_fast": "fast",
+  "beta_slow": "slow",
+  "attention_factor": "attention",
+  "truncate": "whole",
 }
 
 
@@ -92,9 +105,56 @@ def rope(
     length = fields.values.get("max_position_embeddings", 2048)
     values = {"original_max_position_embeddings": length, **values}
     position["llama3"] = {ours: values[name] for name, ours in _LLAMA3.items()}
+  elif kind == "yarn" and {"factor", "original_max_position_embeddings"} <= left <= set(_YARN):
+    position["yarn"] = {_YARN[name]: values[name] for name in _YARN if values.get(name) is not None}
   elif kind != "default" or left:
-    raise fields.refusal(field, values, "rope_type 'default', 'linear' or 'llama3' with its parameters")
+    raise fields.refusal(field, values, "rope_type 'default', 'linear', 'llama3' or 'yarn' with its parameters")
   return position
+
+
+def ropes(fields: Fields, *, local: float, full: float, local_name: str = "rope_theta") -> tuple[dict, dict]:
+  """Return the rotary positions of layers with a window and of the others.
+
+  Args:
+    local, full: default bases.
+    local_name: the name of the first base in files from before version 5, where `rope_scaling` is the others' alone.
+  Raises:
+    UserError: as `rope` does.
+  """
+  kinds, values = fields.take("rope_parameters", {}), fields.values
+  if set(kinds) - set(KINDS):
+    raise fields.refusal("rope_parameters", kinds, f"an object for each of {' and '.join(KINDS)}")
+  local, full = fields.take(local_name, local), fields.take("rope_theta", full)
+  fields.ignore("rope_scaling")
+  near = {"rope_theta": local, "rope_parameters": kinds.get(KINDS[0])}
+  far = {"rope_theta": full, "rope_parameters": kinds.get(KINDS[1]), "rope_scaling": values.get("rope_scaling")}
+  far["max_position_embeddings"] = values.get("max_position_embeddings")
+  return rope(Fields(near, fields.origin)), rope(Fields(far, fields.origin))
+
+
+def local_layers(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
+  """Return which layers of a period have a window; `default` tells it of a layer if the config has no list.
+
+  Raises:
+    UserError: the list does not fit the layers.
+  """
+  layers = fields.take("num_hidden_layers")
+  types = fields.take("layer_types", [KINDS[not default(layer)] for layer in range(layers)])
+  if len(types) != layers or set(types) - set(KINDS):
+    raise fields.refusal("layer_types", types, f"{layers} of {' or '.join(map(repr, KINDS))}")
+  period = next(p for p in range(1, layers + 1) if layers % p == 0 and types == types[:p] * (layers // p))
+  return [kind == KINDS[0] for kind in types[:period]]
+
+
+def layer_types(windows: tuple, layers: int) -> list[str]:
+  """Return `layer_types` for a design's windows."""
+  return [KINDS[windows[layer % len(windows)] is None] for layer in range(layers)]
+
+
+def one_window(design) -> dict:
+  """Return an argument of `refuse_others`: any windows of one width, and layers without."""
+  wide = {window for window in design.windows if window is not None}
+  return {"windows": [design.windows] if len(wide) < 2 else [(None,), "one window, and None"]}
 
 
 def rope_config(position: dict, **more: float) -> dict:
@@ -104,18 +164,39 @@ def rope_config(position: dict, **more: float) -> dict:
   elif position.get("llama3"):
     values = {"factor": 8.0, "low": 1.0, "high": 4.0, "original_length": 8192, **position["llama3"]}
     scaling = {"rope_type": "llama3", **{name: values[ours] for name, ours in _LLAMA3.items()}}
+  elif position.get("yarn"):
+    values = position["yarn"]
+    scaling = {"rope_type": "yarn", **{name: values[ours] for name, ours in _YARN.items() if ours in values}}
   else:
     scaling = {"rope_type": "default"}
   return {**scaling, "rope_theta": position.get("theta", 1e4), **more}
 
 
-def position_of(model, name: str, *cells: str) -> dict:
-  """Return the position scheme of a design, with its arguments.
+def ropes_config(model) -> dict:
+  """Return `rope_parameters` by kind of layer.
+
+  Raises:
+    UserError: layers of one kind differ in their positions.
+  """
+  design = model.variant.design
+  positions = design.position if isinstance(design.position, tuple) else (design.position,)
+  found: dict[str, dict] = {}
+  for layer, kind in enumerate(layer_types(design.windows, model.variant.dims.layers)):
+    position = rope_config(position_of(model, "rope", "theta", *SCALINGS, found=positions[layer % len(positions)]))
+    if found.setdefault(kind, position) != position:
+      raise UserError(f"design.position differs among the layers of {kind}; this type has one scheme for each kind")
+  return found
+
+
+def position_of(model, name: str, *cells: str, found: str | dict | tuple | None = None) -> dict:
+  """Return the position scheme of a design, or `found` of some layers, with its arguments.
 
   Raises:
     UserError: the scheme is not `name`, or has arguments besides `cells`.
   """
-  found = model.variant.design.position
+  found = model.variant.design.position if found is None else found
+  if isinstance(found, tuple):
+    only(model, position=[name])
   position = found if isinstance(found, dict) else {"name": found}
   extra = {key for key, value in position.items() if key not in cells and key != "name" and value}
   if position["name"] != name or extra:

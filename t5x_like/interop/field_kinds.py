@@ -36,13 +36,14 @@ _NAMES: dict[Any, str] = {
     relative_attention_max_distance relative_attention_num_buckets sliding_window vocab_size
     window_size word_embed_proj_dim query_pre_attn_scalar max_position_embeddings original_max_position_embeddings
     decoder_layers decoder_num_hidden_layers encoder_layers n_layer n_layers num_decoder_layers num_experts
-    num_experts_per_tok num_hidden_layers num_layers num_local_experts
+    num_experts_per_tok num_hidden_layers num_layers num_local_experts moe_intermediate_size
+    sliding_window_pattern
   """,
   Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks num_sparse_encoder_layers "
-  "type_vocab_size",
+  "type_vocab_size max_window_layers",
   Size | Sizes: "image_size patch_size num_heads",
   Sizes: "depths hidden_sizes",
-  Wholes: "pretrained_window_sizes",
+  Wholes: "pretrained_window_sizes mlp_only_layers",
   Id: "max_relative_positions pad_token_id bos_token_id decoder_start_token_id",
   Id | Ids: "eos_token_id",
   Number: """
@@ -51,13 +52,14 @@ _NAMES: dict[Any, str] = {
   """,
   Factor: """
     attn_logit_softcapping factor final_logit_softcapping global_rope_theta high_freq_factor local_rope_theta
+    attention_factor beta_fast beta_slow rope_local_base_freq
     logit_scale low_freq_factor mlp_ratio partial_rotary_factor rope_theta rotary_emb_base rotary_pct softmax_scale
   """,
   bool: """
     relative_attention share_att_key position_biased_input alibi attention_bias bias do_layer_norm_before enable_bias
     layer_norm_elementwise_affine mlp_bias multi_query new_decoder_architecture norm_bias parallel_attn qkv_bias
     rescale_embeddings scale_decoder_outputs scale_embedding tie_word_embeddings use_absolute_embeddings use_bias
-    use_parallel_residual use_qk_norm
+    use_parallel_residual use_qk_norm norm_topk_prob truncate use_sliding_window
   """,
   str: """
     activation activation_function afn attention_type backbone dense_act_fn feed_forward_proj hidden_act
@@ -80,7 +82,7 @@ _COUNTS = set(
 )
 _UNBOUNDED = set(  # sizes that may exceed every tensor
   "max_position_embeddings original_max_position_embeddings relative_attention_max_distance sliding_window "
-  "query_pre_attn_scalar global_attn_every_n_layers".split()
+  "query_pre_attn_scalar sliding_window_pattern global_attn_every_n_layers".split()
 )
 
 

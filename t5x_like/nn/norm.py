@@ -48,6 +48,16 @@ class LayerNorm(nnx.Module):
     return (y32 if self.bias is None else y32 + self.bias[...]).astype(x_BTD.dtype)
 
 
+class AllHeads(nnx.Module):
+  """A norm over the channels of all heads together (OLMo 2: OLMo Team 2025, section 3.3)."""
+
+  def __init__(self, norm: nnx.Module):
+    self.norm = norm
+
+  def __call__(self, x_BTNH: jax.Array) -> jax.Array:
+    return self.norm(x_BTNH.reshape(*x_BTNH.shape[:-2], -1)).reshape(x_BTNH.shape)
+
+
 class LayerScale(nnx.Module):
   """`x * scale`, with a small initial scale per channel (Touvron et al. 2021, https://arxiv.org/abs/2103.17239)."""
 

@@ -1,10 +1,12 @@
 """Learning-rate schedules, by name: `config.schedule = {"name": ..., ...}`."""
 
+from typing import Literal
+
 import jax.numpy as jnp
 import optax
 
 from t5x_like.errors import UserError
-from t5x_like.slots import Count, NotNegative, Positive
+from t5x_like.slots import AboveZero, Count, NotNegative, Positive
 
 Schedule = optax.Schedule
 
@@ -77,6 +79,39 @@ def drops(
   return rate
 
 
+def warmup_stable_decay(
+  *,
+  learning_rate: NotNegative,
+  warmup_steps: Count,
+  total_steps: Positive,
+  decay: AboveZero = 0.2,
+  end: NotNegative = 0.0,
+  shape: Literal["linear", "sqrt"] = "linear",
+) -> Schedule:
+  """Linear warm-up from zero, a plateau, then a decay to `end * learning_rate` (Hu et al. 2024, arXiv:2404.06395).
+
+  The decay takes the last `decay` of the run, if a fraction, or as many steps: a straight line, which makes a trapezoid
+  (Zhai et al. 2022), or `1 - sqrt(share of the decay)` (Haegele et al. 2024, arXiv:2405.18392, section 3).
+
+  Raises:
+    UserError: the run ends before the warm-up and the decay do.
+  """
+  last = round(decay * total_steps) if decay <= 1 else round(decay)
+  if warmup_steps + last > total_steps:
+    raise UserError(
+      f"config.schedule.warmup_steps: found {warmup_steps} in a run of {total_steps} steps, expected at most "
+      f"{total_steps - last} before the decay; set --config.schedule.warmup_steps"
+    )
+
+  def rate(step):
+    share = jnp.clip((jnp.asarray(step, jnp.float32) - (total_steps - last)) / last, 0.0, 1.0)
+    down = 1.0 - (share if shape == "linear" else jnp.sqrt(share))
+    up = jnp.minimum(step / warmup_steps, 1.0) if warmup_steps else 1.0
+    return learning_rate * up * (end + (1.0 - end) * down)
+
+  return rate
+
+
 SCHEDULES = {
   "constant": constant,
   "rsqrt": rsqrt,
@@ -84,4 +119,5 @@ SCHEDULES = {
   "linear": linear,
   "cosine": cosine,
   "drops": drops,
+  "warmup_stable_decay": warmup_stable_decay,
 }

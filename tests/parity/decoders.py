@@ -31,6 +31,9 @@ COHERE = dict(
   bos_token_id=1,
   eos_token_id=2,
 )
+QWEN = LLAMA | dict(head_dim=6)
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=8, beta_fast=2.0)
+OLMO = LLAMA | dict(hidden_size=24, num_attention_heads=6, num_key_value_heads=3, pad_token_id=0, eos_token_id=1)
 MIXTRAL = LLAMA | dict(num_local_experts=4, num_experts_per_tok=2)
 
 MODELS = {
@@ -65,6 +68,41 @@ MODELS = {
   ),
   "mixtral": ("MixtralForCausalLM", "MixtralConfig", MIXTRAL),
   "mixtral-window": ("MixtralForCausalLM", "MixtralConfig", MIXTRAL | dict(num_experts_per_tok=3, sliding_window=4)),
+  "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", LLAMA),
+  "qwen2-windows": (
+    "Qwen2ForCausalLM",
+    "Qwen2Config",
+    LLAMA | dict(num_hidden_layers=3, use_sliding_window=True, sliding_window=4, max_window_layers=1),
+  ),
+  "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", QWEN | dict(tie_word_embeddings=True)),
+  "qwen3-yarn": ("Qwen3ForCausalLM", "Qwen3Config", QWEN | dict(rope_parameters=YARN, attention_bias=True)),
+  "qwen3-moe": (
+    "Qwen3MoeForCausalLM",
+    "Qwen3MoeConfig",
+    LLAMA | dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12, norm_topk_prob=True),
+  ),
+  "qwen3-moe-gates": (
+    "Qwen3MoeForCausalLM",
+    "Qwen3MoeConfig",
+    LLAMA | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, head_dim=6),
+  ),
+  "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", OLMO),
+  "olmo3": (
+    "Olmo3ForCausalLM",
+    "Olmo3Config",
+    OLMO | dict(num_hidden_layers=4, sliding_window=4, rope_parameters=dict(full_attention=YARN)),
+  ),
+  "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", GEMMA2 | dict(num_hidden_layers=6)),
+  "gemma3-pattern": (
+    "Gemma3ForCausalLM",
+    "Gemma3TextConfig",
+    GEMMA2
+    | dict(
+      num_hidden_layers=5,
+      layer_types=["sliding_attention", "sliding_attention", "full_attention"] + 2 * ["sliding_attention"],
+      rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0)),
+    ),
+  ),
   "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", GEMMA2),
   "gemma2-layers": (
     "Gemma2ForCausalLM",

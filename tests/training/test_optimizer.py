@@ -70,6 +70,10 @@ CASES = {  # ours, and optax's for one layer
     optax.adamw(RATE, 0.8, 0.98, 1e-6, weight_decay=0.1, mask=matrices),
   ),
   "lamb": (OPTIMIZERS["lamb"](RATE, weight_decay=0.1), optax.lamb(RATE, weight_decay=0.1, mask=matrices)),
+  "ademamix": (
+    OPTIMIZERS["ademamix"](RATE, b3=0.99, alpha=4.0, weight_decay=0.1),
+    optax.contrib.ademamix(RATE, b3=0.99, alpha=4.0, weight_decay=0.1, mask=matrices),
+  ),
   "lars": (
     OPTIMIZERS["lars"](RATE, weight_decay=0.1, trust_coefficient=0.01),
     optax.lars(RATE, 0.1, matrices, 0.01, trust_ratio_mask=matrices),

@@ -34,6 +34,16 @@ CASES = [
     dict(learning_rate=0.4, warmup_steps=10, total_steps=100),
     lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.4 * max(0, (100 - s) / 90)),
   ),
+  (
+    "warmup_stable_decay",
+    dict(learning_rate=0.4, warmup_steps=10, total_steps=100, decay=0.4, end=0.1),
+    lambda s: 0.4 * min(1, s / 10) * (1 - 0.9 * min(1, max(0, (s - 60) / 40))),
+  ),
+  (
+    "warmup_stable_decay",
+    dict(learning_rate=0.4, warmup_steps=0, total_steps=100, decay=90, shape="sqrt"),
+    lambda s: 0.4 * (1 - math.sqrt(min(1, max(0, (s - 10) / 90)))),
+  ),
   ("drops", dict(learning_rate=0.4), lambda s: 0.4),
   (
     "drops",
@@ -59,7 +69,7 @@ def test_all_schedules_are_tested():
   assert {name for name, *_ in CASES} == set(SCHEDULES)
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine"])
+@pytest.mark.parametrize("name", ["linear", "cosine", "warmup_stable_decay"])
 def test_without_warm_up_the_first_step_has_the_full_rate(name):
   schedule = SCHEDULES[name](learning_rate=0.4, warmup_steps=0, total_steps=100)
   np.testing.assert_allclose(float(schedule(0)), 0.4, rtol=1e-6)
@@ -73,3 +83,8 @@ def test_rsqrt_at_a_late_step():
 def test_a_warm_up_as_long_as_the_run_is_refused():
   with pytest.raises(UserError, match="warmup_steps: found 100 in a run of 100 steps, expected fewer"):
     SCHEDULES["cosine"](learning_rate=0.4, warmup_steps=100, total_steps=100)
+
+
+def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused():
+  with pytest.raises(UserError, match="warmup_steps: found 81 in a run of 100 steps, expected at most 80"):
+    SCHEDULES["warmup_stable_decay"](learning_rate=0.4, warmup_steps=81, total_steps=100)

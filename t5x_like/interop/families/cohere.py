@@ -41,7 +41,7 @@ def config(model, model_type: str | None) -> dict:
     activation=list(causal.GATED.values()),
     logits_scale=[design.logits_scale],
   )
-  position = causal.position_of(model, "rope", "theta", "linear", "llama3", "interleaved")
+  position = causal.position_of(model, "rope", "theta", *causal.SCALINGS, "interleaved")
   if not position.get("interleaved"):
     causal.only(model, position=[{**position, "interleaved": True}])
   scale = dims.embed**-0.5 if design.logits_scale is True else design.logits_scale or 1.0

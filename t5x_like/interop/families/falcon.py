@@ -55,7 +55,7 @@ def config(model, model_type: str | None) -> dict:
     tied=[True, False],
     activation=list(causal.PLAIN.values()),
   )
-  position = causal.position_of(model, "rope", "theta", "linear", "llama3")
+  position = causal.position_of(model, "rope", "theta", *causal.SCALINGS)
   new = design.parallel == "two_norms" or dims.kv_heads not in (1, dims.heads)
   if new and design.parallel == "no":
     raise UserError(f"{dims.kv_heads} key/value heads for {dims.heads} heads need a design whose layers are parallel")

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from t5x_like.architectures.design import Variant
+from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import causal
 from t5x_like.interop.fields import Fields
@@ -37,19 +37,33 @@ def build(fields: Fields, names: set[str]):
   return llama.Model, {"variant": variant_of(fields, design, kv_heads=kv_heads)}
 
 
-def variant_of(fields: Fields, design, *, kv_heads: int | None) -> Variant:
-  """Return the variant of a config; `kv_heads` is the default number, None for as many as query heads."""
+def variant_of(
+  fields: Fields,
+  design,
+  *,
+  kv_heads: int | None,
+  head_dim: int | None = None,
+  mlp: str = "intermediate_size",
+  ids: Tokens = llama.TOKENS,
+) -> Variant:
+  """Return the variant of a config.
+
+  Args:
+    kv_heads, head_dim: defaults; None for as many as query heads, and for heads that together are as wide as the model.
+    mlp: the name of the feed-forward width.
+    ids: default special ids; padding is always as the config has it.
+  """
   fields.ignore("max_position_embeddings", "attention_dropout")
   D, heads = fields.take("hidden_size"), fields.take("num_attention_heads")
   dims = Dims(
     D,
     heads,
     (causal.optional(fields, "num_key_value_heads", kv_heads) or heads),
-    fields.take("head_dim", D // heads),
-    fields.take("intermediate_size"),
+    fields.take("head_dim", head_dim or D // heads),
+    fields.take(mlp),
     fields.take("num_hidden_layers"),
   )
-  return Variant(dims, design, fields.take("vocab_size"), causal.special_ids(fields, start=1, eos=2))
+  return Variant(dims, design, fields.take("vocab_size"), causal.special_ids(fields, start=ids.start, eos=ids.eos))
 
 
 def config(model, model_type: str | None) -> dict:
@@ -75,11 +89,12 @@ def config(model, model_type: str | None) -> dict:
   return {"architectures": [class_name], "model_type": model_type, **kind, **sizes_config(model)}
 
 
-def sizes_config(model) -> dict:
-  """Return the fields that Llama and its relatives share."""
+def sizes_config(model, rope: dict | None = None) -> dict:
+  """Return the fields that Llama and its relatives share; `rope` is `rope_parameters` if layers differ in it."""
   variant, design, dims = model.variant, model.variant.design, model.variant.dims
   if dims.embed % dims.heads:
     raise UserError(f"embedding width {dims.embed} is not a multiple of {dims.heads} heads, as this type needs")
+  rope = rope or causal.rope_config(causal.position_of(model, "rope", "theta", *causal.SCALINGS))
   return {
     "vocab_size": variant.vocab_size,
     "hidden_size": dims.embed,
@@ -90,7 +105,7 @@ def sizes_config(model) -> dict:
     "head_dim": dims.head_dim,
     "hidden_act": causal.name_of(causal.GATED, design.activation),
     "rms_norm_eps": design.norm_epsilon,
-    "rope_parameters": causal.rope_config(causal.position_of(model, "rope", "theta", "linear", "llama3")),
+    "rope_parameters": rope,
     "tie_word_embeddings": design.tied,
     **causal.ids_config(variant.tokens),
   }
@@ -112,7 +127,11 @@ def map_decoder(m: Mapping, feed_forward: Callable) -> None:
   for layer, (suffix, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
     theirs, attention = f"model.layers.{layer}", f"decoder/blocks/self_attention{suffix}"
     m.attention(f"{theirs}.self_attn", f"{attention}/layer", at, names=NAMES)
-    m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
+    for name in ("q_norm", "k_norm") if m.model.variant.design.qk_norm else ():
+      inner = "/norm" if m.model.variant.design.qk_norm == "all_heads" else ""
+      m.norm(f"{theirs}.self_attn.{name}", f"{attention}/layer/{name}{inner}", at)
+    if f"{attention}/in_norm/scale" in m.names:
+      m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
     feed_forward(m, theirs, f"decoder/blocks/{{}}{suffix}", at)
 
 

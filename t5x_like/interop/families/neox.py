@@ -47,7 +47,7 @@ def config(model, model_type: str | None) -> dict:
     biases=[("qkv", "out", "mlp"), ("mlp",)],
     activation=list(causal.PLAIN.values()),
   )
-  position = causal.position_of(model, "rope", "theta", "fraction", "linear", "llama3")
+  position = causal.position_of(model, "rope", "theta", "fraction", *causal.SCALINGS)
   return {
     "architectures": ["GPTNeoXForCausalLM"],
     "model_type": "gpt_neox",

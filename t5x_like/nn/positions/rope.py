@@ -16,7 +16,7 @@ class LinearScaling:
 
   factor: float
 
-  def __call__(self, frequency: jax.Array) -> jax.Array:
+  def __call__(self, frequency: jax.Array, theta: float) -> jax.Array:
     return frequency / self.factor
 
 
@@ -34,18 +34,55 @@ class Llama3Scaling:
   high: float = 4.0
   original_length: int = 8192
 
-  def __call__(self, frequency: jax.Array) -> jax.Array:
+  def __call__(self, frequency: jax.Array, theta: float) -> jax.Array:
     turns = self.original_length * frequency / (2 * math.pi)  # full turns within the original length
     kept = jnp.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
     return frequency * (kept + (1 - kept) / self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class YarnScaling:
+  """NTK-by-parts interpolation with a temperature of the logits, YaRN (Peng et al. 2023, arXiv:2309.00071, section 3).
+
+  Channels that turn more than `fast` times within the original length are kept, those that turn less than `slow` times
+  are stretched by `factor`; in between, the share falls linearly with the channel's index. Rotated queries and keys are
+  multiplied by `amplitude`, so that logits grow by its square.
+
+  Attributes:
+    original_length: sequence length before the extension.
+    attention: the amplitude; None for `0.1 ln(factor) + 1` (equation 22).
+    whole: whether the two bounds are rounded outwards to whole channels, as in the authors' code.
+  """
+
+  factor: float = 8.0
+  original_length: int = 8192
+  fast: float = 32.0
+  slow: float = 1.0
+  attention: float | None = None
+  whole: bool = True
+
+  @property
+  def amplitude(self) -> float:
+    return 0.1 * math.log(max(self.factor, 1.0)) + 1.0 if self.attention is None else self.attention
+
+  def __call__(self, frequency: jax.Array, theta: float) -> jax.Array:
+    pairs = frequency.shape[0]
+    low, high = (
+      pairs * math.log(self.original_length / (2 * math.pi * turns)) / math.log(theta)
+      for turns in (self.fast, self.slow)
+    )
+    low, high = (math.floor(low), math.ceil(high)) if self.whole else (low, high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    stretched = jnp.clip((jnp.arange(pairs, dtype=jnp.float32) - low) / (high - low or 1e-3), 0.0, 1.0)
+    return frequency * (1 - stretched + stretched / self.factor)
 
 
 class Rope(Position):
   """Rotary positions (Su et al. 2021, section 3.2.2): pairs of channels rotate with the position.
 
   Channel i of the first half is paired with channel i of the second (GPT-NeoX, Llama) or, if `interleaved`, with its
-  neighbour (the paper, PaLM). Only the first `fraction` of the channels rotate. `linear` or `llama3` stretches the
-  wavelengths for sequences longer than in pretraining.
+  neighbour (the paper, PaLM). Only the first `fraction` of the channels rotate. `linear`, `llama3` or `yarn` stretches
+  the wavelengths for sequences longer than in pretraining.
   """
 
   def __init__(
@@ -56,21 +93,24 @@ class Rope(Position):
     interleaved: bool = False,
     linear: LinearScaling | None = None,
     llama3: Llama3Scaling | None = None,
+    yarn: YarnScaling | None = None,
   ):
-    if linear and llama3:
-      raise UserError("config.model.design.position: found both 'linear' and 'llama3', expected one of them")
+    given = [name for name, value in dict(linear=linear, llama3=llama3, yarn=yarn).items() if value]
+    if len(given) > 1:
+      raise UserError(f"config.model.design.position: found both {given[0]!r} and {given[1]!r}, expected one of them")
     self.theta = theta
     self.fraction = fraction
     self.interleaved = interleaved
-    self.scaling = linear or llama3
+    self.scaling = linear or llama3 or yarn
+    self.amplitude = yarn.amplitude if yarn else 1.0
 
   def rotate(self, x_BTNH: jax.Array, pos_BT: jax.Array) -> jax.Array:
     R = int(x_BTNH.shape[-1] * self.fraction)
     frequency = 1.0 / self.theta ** (jnp.arange(0, R, 2, dtype=jnp.float32) / R)
     if self.scaling is not None:
-      frequency = self.scaling(frequency)
+      frequency = self.scaling(frequency, self.theta)
     angle_BT1R = pos_BT[..., None, None].astype(jnp.float32) * frequency
-    sin, cos = jnp.sin(angle_BT1R), jnp.cos(angle_BT1R)
+    sin, cos = self.amplitude * jnp.sin(angle_BT1R), self.amplitude * jnp.cos(angle_BT1R)
     turned, kept = x_BTNH[..., :R].astype(jnp.float32), x_BTNH[..., R:]
     if self.interleaved:
       a, b = turned[..., 0::2], turned[..., 1::2]

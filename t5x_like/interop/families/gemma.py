@@ -1,4 +1,4 @@
-"""Gemma 2."""
+"""Gemma 2, and the text model of Gemma 3."""
 
 import dataclasses
 
@@ -8,44 +8,47 @@ from t5x_like.interop import causal
 from t5x_like.interop.families import llama
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.mapping import Mapping
-from t5x_like.models import gemma2
+from t5x_like.models import gemma2, gemma3
 
-MODEL_TYPES = ("gemma2",)
-MODELS = (gemma2.Model,)
-KINDS = ("sliding_attention", "full_attention")
+MODEL_TYPES = ("gemma2", "gemma3_text")
+MODELS = (gemma2.Model, gemma3.Model)
 
 
 def build(fields: Fields, names: set[str]):
-  layers = fields.take("num_hidden_layers")
-  types = fields.take("layer_types", [KINDS[layer % 2] for layer in range(layers)])
-  if len(types) != layers or set(types) - set(KINDS):
-    raise fields.refusal("layer_types", types, f"{layers} of {' or '.join(map(repr, KINDS))}")
-  period = next(p for p in range(1, layers + 1) if layers % p == 0 and types == types[:p] * (layers // p))
+  third = fields.values["model_type"] == "gemma3_text"
+  if third:
+    every = fields.take("sliding_window_pattern", gemma3.GLOBAL_EVERY)
+    fields.ignore("_sliding_window_pattern")  # the library's own note; it writes `layer_types` with it
+    local = causal.local_layers(fields, lambda layer: (layer + 1) % every != 0)
+    near, far = causal.ropes(fields, local=1e4, full=1e6, local_name="rope_local_base_freq")
+    position = near if near == far else tuple(near if here else far for here in local)
+  else:
+    local, position = causal.local_layers(fields, lambda layer: layer % 2 == 0), causal.rope(fields)
   window = causal.optional(fields, "sliding_window", 4096)
   fields.only("use_bidirectional_attention", None, False)
   fields.ignore("hidden_act", "cache_implementation")
   design = dataclasses.replace(
-    gemma2.DESIGN,
+    gemma3.DESIGN if third else gemma2.DESIGN,
     norm_epsilon=fields.take("rms_norm_eps", 1e-6),
     activation=fields.choose("hidden_activation", causal.GATED, "gelu_pytorch_tanh"),
     biases=("qkv", "out") if fields.take("attention_bias", False) else (),
-    position=causal.rope(fields),
+    position=position,
     attention_scale=fields.take("query_pre_attn_scalar", 256) ** -0.5,
-    softcap=causal.optional(fields, "attn_logit_softcapping", 50.0),
-    windows=tuple(window if kind == KINDS[0] else None for kind in types[:period]),
+    softcap=causal.optional(fields, "attn_logit_softcapping", None if third else 50.0),
+    windows=tuple(window if here else None for here in local),
     tied=fields.take("tie_word_embeddings", True),
-    logits_softcap=causal.optional(fields, "final_logit_softcapping", 30.0),
+    logits_softcap=causal.optional(fields, "final_logit_softcapping", None if third else 30.0),
   )
   head_dim = fields.take("head_dim", 256)
   variant = llama.variant_of(fields, design, kv_heads=4)
   dims = dataclasses.replace(variant.dims, head_dim=head_dim)
   tokens = causal.special_ids(fields, pad=0, start=2, eos=1)
-  return gemma2.Model, {"variant": Variant(dims, design, variant.vocab_size, tokens)}
+  return (gemma3 if third else gemma2).Model, {"variant": Variant(dims, design, variant.vocab_size, tokens)}
 
 
 def config(model, model_type: str | None) -> dict:
   design, dims = model.variant.design, model.variant.dims
-  wide = {window for window in design.windows if window is not None}
+  third = bool(design.qk_norm)
   causal.refuse_others(
     model,
     square=False,
@@ -54,32 +57,32 @@ def config(model, model_type: str | None) -> dict:
     norm="rmsnorm_plus_one",
     norm_position="sandwich",
     tied=[True, False],
+    qk_norm=[True, False],
     biases=[(), ("qkv", "out")],
     activation=list(causal.GATED.values()),
     attention_scale=[design.attention_scale],
     softcap=[design.softcap],
     embed_scale=True,
     logits_softcap=[design.logits_softcap],
-    windows=[design.windows] if len(wide) < 2 else [(None,), "one window, and None"],
+    **causal.one_window(design),
   )
   scale = dims.head_dim**-0.5 if design.attention_scale is None else design.attention_scale
   scalar = round(scale**-2)
   if abs(scalar**-0.5 - scale) > 1e-6 * scale:
     raise UserError(f"design.attention_scale is {scale!r}; this type supports only 1/sqrt(integer)")
-  sizes = llama.sizes_config(model)
+  sizes = llama.sizes_config(model, causal.ropes_config(model) if third else None)
   activation = sizes.pop("hidden_act")
-  windows = [design.windows[layer % len(design.windows)] for layer in range(dims.layers)]
   return {
-    "architectures": ["Gemma2ForCausalLM"],
-    "model_type": "gemma2",
+    "architectures": ["Gemma3ForCausalLM" if third else "Gemma2ForCausalLM"],
+    "model_type": "gemma3_text" if third else "gemma2",
     **sizes,
     "hidden_activation": activation,
     "attention_bias": "qkv" in design.biases,
     "query_pre_attn_scalar": scalar,
     "attn_logit_softcapping": design.softcap,
     "final_logit_softcapping": design.logits_softcap,
-    "sliding_window": max(wide, default=4096),
-    "layer_types": [KINDS[window is None] for window in windows],
+    "sliding_window": max((window for window in design.windows if window), default=4096),
+    "layer_types": causal.layer_types(design.windows, dims.layers),
   }
 
 

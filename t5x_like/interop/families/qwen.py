@@ -1,0 +1,122 @@
+"""Qwen 2, 2.5 and 3: Llama's layout, with biases or norms on queries and keys, and with experts."""
+
+import dataclasses
+
+from t5x_like.errors import UserError
+from t5x_like.interop import causal
+from t5x_like.interop.families import llama
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import qwen
+from t5x_like.nn.feed_forward import Experts
+
+MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
+MODELS = (qwen.Model,)
+
+
+def build(fields: Fields, names: set[str]):
+  kind = fields.values["model_type"]
+  design = dataclasses.replace(
+    qwen.QWEN2 if kind == "qwen2" else qwen.QWEN3,
+    norm_epsilon=fields.take("rms_norm_eps", 1e-6),
+    activation=fields.choose("hidden_act", causal.GATED, "silu"),
+    position=causal.rope(fields),
+    windows=_windows(fields, every=kind == "qwen3_moe"),
+    tied=fields.take("tie_word_embeddings", False),
+  )
+  sizes = dict(kv_heads=32, ids=qwen.TOKENS)
+  if kind != "qwen2":
+    design = dataclasses.replace(design, biases=("qkv", "out") if fields.take("attention_bias", False) else ())
+  if kind == "qwen3":
+    sizes |= dict(head_dim=128)
+  if kind == "qwen3_moe":
+    design = dataclasses.replace(design, experts=_experts(fields))
+    sizes |= dict(kv_heads=4, mlp="moe_intermediate_size")
+  return qwen.Model, {"variant": llama.variant_of(fields, design, **sizes)}
+
+
+def _windows(fields: Fields, every: bool) -> tuple[int | None, ...]:
+  """Return the windows of a period; of a dense model's layers, only those from `max_window_layers` on have one."""
+  window = causal.optional(fields, "sliding_window", 4096)
+  window = window if fields.take("use_sliding_window", False) else None
+  first = 0 if every else fields.take("max_window_layers", 28)
+  local = causal.local_layers(fields, lambda layer: window is not None and layer >= first)
+  return tuple(window if here else None for here in local)
+
+
+def _experts(fields: Fields) -> Experts:
+  fields.ignore("intermediate_size", "output_router_logits")
+  fields.only("decoder_sparse_step", 1)
+  fields.only("mlp_only_layers", [], None)
+  experts = fields.take("num_local_experts", 0) or fields.take("num_experts", 128)  # the new and the old spelling
+  fields.ignore("num_experts")
+  top_k = fields.take("num_experts_per_tok", 8)
+  if not 2 <= top_k <= experts:
+    raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
+  return dataclasses.replace(
+    qwen.QWEN3_MOE.experts,
+    experts=experts,
+    top_k=top_k,
+    normalise=fields.take("norm_topk_prob", False),
+    balance_loss=float(fields.take("router_aux_loss_coef", 0.001)),
+  )
+
+
+def config(model, model_type: str | None) -> dict:
+  design, dims, experts = model.variant.design, model.variant.dims, model.variant.design.experts
+  old = not design.qk_norm
+  causal.refuse_others(
+    model,
+    square=old,
+    heads=False,
+    mlp=False,
+    norm="rmsnorm",
+    biases=("qkv",) if old else [(), ("qkv", "out")],
+    qk_norm=[True, False],
+    activation=list(causal.GATED.values()),
+    experts=[None] if old else [experts],
+    experts_every=1,
+    tied=[True, False],
+    **causal.one_window(design),
+  )
+  name, model_type = ("Qwen2", "qwen2") if old else ("Qwen3Moe", "qwen3_moe") if experts else ("Qwen3", "qwen3")
+  window = max((window for window in design.windows if window), default=None)
+  sizes = llama.sizes_config(model)
+  if old or (experts and dims.embed == dims.heads * dims.head_dim):
+    del sizes["head_dim"]
+  values = {
+    "architectures": [f"{name}ForCausalLM"],
+    "model_type": model_type,
+    **sizes,
+    "use_sliding_window": window is not None,
+    "sliding_window": window,
+  }
+  if not old:
+    values["attention_bias"] = bool(design.biases)
+  if not experts:
+    return values | {"layer_types": causal.layer_types(design.windows, dims.layers)}
+  if experts.top_k < 2 or experts.router != "softmax" or experts.dispatch != "dropless" or len(design.windows) > 1:
+    raise UserError(
+      f"design.experts is {experts!r} with windows {design.windows!r}; this type supports only a softmax over two or "
+      "more experts with dispatch 'dropless', and the same window in every layer"
+    )
+  return values | {
+    "moe_intermediate_size": dims.mlp,
+    "num_local_experts": experts.experts,
+    "num_experts_per_tok": experts.top_k,
+    "norm_topk_prob": experts.normalise is not False,
+    "router_aux_loss_coef": experts.balance_loss,
+  }
+
+
+def tensors(m: Mapping) -> None:
+  llama.map_decoder(m, _experts_of if m.model.variant.design.experts else llama.mlp)
+
+
+def _experts_of(m: Mapping, theirs: str, ours: str, at: int) -> None:
+  ours = ours.format("moe")
+  m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
+  m.transposed(f"{theirs}.mlp.gate.weight", f"{ours}/layer/router/kernel", at)
+  for expert in range(m.model.variant.design.experts.experts):
+    for their_name, name in (("gate_proj", "gate"), ("up_proj", "wi"), ("down_proj", "wo")):
+      m.transposed(f"{theirs}.mlp.experts.{expert}.{their_name}.weight", f"{ours}/layer/{name}", at, expert)

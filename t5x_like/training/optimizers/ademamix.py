@@ -1,0 +1,39 @@
+"""AdEMAMix: Adam with a second, slow average of gradients."""
+
+import math
+
+import optax
+
+from t5x_like.slots import Count
+from t5x_like.training.optimizer import Decay, at_rate
+from t5x_like.training.schedule import Schedule
+
+
+def make(
+  schedule: Schedule,
+  *,
+  b1: float = 0.9,
+  b2: float = 0.999,
+  b3: float = 0.9999,
+  alpha: float = 5.0,
+  warmup_steps: Count = 0,
+  eps: float = 1e-8,
+  weight_decay: float = 0.1,
+) -> optax.GradientTransformation:
+  """AdEMAMix (Pagliardini et al. 2024, arXiv:2409.03137, algorithm 1): the slow average, of decay `b3`, is added
+  `alpha` times to the fast one before the division.
+
+  Over the first `warmup_steps`, usually the whole run, alpha grows from 0 and the half-life of b3 from that of b1, both
+  linearly. Decays matrices only.
+  """
+  if warmup_steps:
+    rising = optax.linear_schedule(0.0, alpha, warmup_steps)
+    halves = optax.linear_schedule(_half_life(b1), _half_life(b3), warmup_steps)
+    alpha, b3 = rising, lambda count: 0.5 ** (1.0 / (halves(count) + 1.0))
+  scaled = optax.contrib.scale_by_ademamix(b1, b2, b3, alpha, eps)
+  return optax.chain(scaled, Decay(weight_decay).added(), at_rate(schedule))
+
+
+def _half_life(decay: float) -> float:
+  """Return the steps after which half of a gradient's weight is gone, minus one (appendix A.1)."""
+  return math.log(0.5) / math.log(decay) - 1.0
