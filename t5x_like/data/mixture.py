@@ -210,6 +210,7 @@ def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, n
     parts=dict(zip(labels, tasks, strict=True)),
     schedule=schedule,
     rows=rows,
+    buckets=max(part.buckets for part in tasks),
   )
 
 

@@ -54,6 +54,7 @@ class Task:
     captions: for images with texts, `() -> (int32 [C, T] rows of all captions, int64 [C] the example of each)`.
     boxes: the boxes of all examples, a `data.images.boxes.Boxes`, for tasks that have boxes.
     repeats: consecutive copies of each example per epoch, each with its own random draws.
+    buckets: the most lengths of a training batch, see `training/buckets.py`; 1 is rows of one length.
   """
 
   name: str
@@ -72,6 +73,7 @@ class Task:
   captions: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None
   boxes: Any = None
   repeats: int = 1
+  buckets: int = 1
 
   def declared(self, made: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Set the declared shapes on a batch; values from a Python function have no static shape of their own."""

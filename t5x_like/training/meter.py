@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -35,24 +35,24 @@ class Meter:
 
   Args:
     batches: this host's batches.
-    cost: the cost of one step.
+    cost: `(batch) -> the cost of its step`.
     goodput: the run's goodput.
     pad_id: the id of padding in features without segments; None for none.
   """
 
-  def __init__(self, batches: Iterator[dict[str, np.ndarray]], cost: Cost, goodput: Goodput, pad_id: int | None):
+  def __init__(self, batches: Iterator[dict[str, np.ndarray]], cost: Callable, goodput: Goodput, pad_id: int | None):
     self._batches, self._cost, self._goodput, self._stragglers = batches, cost, goodput, Stragglers()
     self._own, self._pad_id = 0.0, pad_id
     self._last = time.perf_counter()
     self._waited = self._away = 0.0
-    self._padding: list[float] = []
+    self._steps: list[tuple[float, Cost]] = []
 
   def next_batch(self) -> dict[str, np.ndarray]:
     """Return the next batch; the time taken counts as data wait."""
     start = time.perf_counter()
     batch = next(self._batches)
     self._waited += time.perf_counter() - start
-    self._padding.append(_padding(batch, self._pad_id))
+    self._steps.append((_padding(batch, self._pad_id), self._cost(batch)))
     return batch
 
   def dispatched(self, since: float) -> None:
@@ -67,16 +67,17 @@ class Meter:
     """Return the figures of the step whose metrics have just arrived."""
     now = time.perf_counter()
     seconds = max(now - self._last - self._away, 1e-9)
+    padding, cost = self._steps.pop(0)
     figures = {
       "seconds_per_step": seconds,
-      f"{self._cost.of}_per_second": self._cost.positions / seconds,
-      "model_flops_per_second": self._cost.flops / seconds,
+      f"{cost.of}_per_second": cost.positions / seconds,
+      "model_flops_per_second": cost.flops / seconds,
       "data_wait_fraction": min(1.0, self._waited / seconds),
-      "padding_fraction": self._padding.pop(0),
+      "padding_fraction": padding,
       "goodput": self._goodput.add(max(0.0, seconds - self._waited)),
     }
-    if self._cost.flops / seconds <= self._cost.peak:  # else the peak, measured on a busy machine, is none
-      figures["mfu"] = self._cost.flops / seconds / self._cost.peak
+    if cost.flops / seconds <= cost.peak:  # else the peak, measured on a busy machine, is none
+      figures["mfu"] = cost.flops / seconds / cost.peak
     slowest = self._stragglers.step_done(self._own)
     self._last, self._waited, self._away, self._own = now, 0.0, 0.0, 0.0
     return figures | slowest

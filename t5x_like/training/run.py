@@ -91,13 +91,16 @@ class Run:
     if len(made.phases) > 1:
       process.say(f"phase {phase.name} from step {self.step}")
     rows = local_rows(made.parts.rules.batch(), phase.config.batch_size)
-    batches = phases.batches(made.phases, self._position, rows)
     self.session.beat("compiling")
+    cutting = phase.task.buckets > 1
     if before and before.phase is phase:  # as after a rollback
       step, cost = before.step, before.cost
     else:
-      step, cost = compile_step(phase.config, made.parts, phase.task)
-    meter = Meter(batches, cost, self._goodput, phase.task.vocabulary.pad_id)
+      compiled = slots.module("buckets", training).compiled if cutting else compile_step
+      step, cost = compiled(phase.config, made.parts, phase.task)
+    batches = phases.batches(made.phases, self._position, None if cutting else rows)
+    batches, cost_of = (step.cut(batches, rows), step.cost) if cutting else (batches, lambda batch: cost)
+    meter = Meter(batches, cost_of, self._goodput, phase.task.vocabulary.pad_id)
     self._stage = Stage(phase, rows, step, cost, meter)
 
   def advance(self) -> bool:

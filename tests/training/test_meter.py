@@ -21,7 +21,7 @@ SEGMENTS = np.array([[1, 1, 2, 0], [1, 1, 1, 1]])
   ],
 )
 def test_what_counts_as_padding(batch, pad_id, share):
-  meter = Meter(iter([batch]), Cost(), Goodput(0.0, 0.0), pad_id)
+  meter = Meter(iter([batch]), lambda batch: Cost(), Goodput(0.0, 0.0), pad_id)
   assert meter.next_batch() is batch
   assert meter.step_done()["padding_fraction"] == share
 
@@ -34,7 +34,7 @@ def test_no_utilisation_above_the_peak_or_without_one():
   for peak, known in ((1.0, False), (0.0, False), (1e30, True)):
     cost = Cost()
     cost.flops, cost.peak = 1e20, peak
-    meter = Meter(iter([{"image": np.zeros((2, 3))}]), cost, Goodput(0.0, 0.0), 0)
+    meter = Meter(iter([{"image": np.zeros((2, 3))}]), lambda batch, cost=cost: cost, Goodput(0.0, 0.0), 0)
     meter.next_batch()
     found = meter.step_done()
     assert ("mfu" in found) == known and found.get("mfu", 0.0) <= 1

@@ -19,6 +19,7 @@ from t5x_like.data.source import Source
 from t5x_like.data.supervised import example_store, records
 from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.task import Task, digest
+from t5x_like.slots import Positive
 from t5x_like.vocabularies import Vocabulary
 
 
@@ -28,9 +29,11 @@ class Records(Source):
 
   Attributes:
     vocabulary: a vocabulary's directory or file, or `bytes`.
+    buckets: the most lengths to which training batches are cut, see `training/buckets.py`; 1 leaves them whole.
   """
 
   vocabulary: str = "bytes"
+  buckets: Positive = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,6 +135,7 @@ def labelled(
     batch=batch_of(table.read, features),
     examples=viewed if table.view else None,
     truncated=table.truncated,
+    buckets=source.buckets,
     **more,
   )
 
