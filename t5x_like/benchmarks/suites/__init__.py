@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+BUCKETS = 4  # the most lengths of training batches, see `training/buckets.py`
 Values = dict[str, Any]
 
 
@@ -307,7 +308,8 @@ def apply(config: Any, benchmark: Benchmark, form: Form, official: bool = False)
   Args:
     official: whether to read the official files in `config.task.data_dir`, even if there is another source.
   """
-  config.task = {"source": None} | form.task
+  own = ":" in form.task["name"]  # a task from outside, whose arguments are its own
+  config.task = {"source": None} | ({} if own else {"buckets": BUCKETS}) | form.task
   config.objective = dict(form.objective)
   if form.head:
     config.model.head = dict(form.head)
