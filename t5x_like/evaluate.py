@@ -170,7 +170,8 @@ def _suite(args, overrides: list[str]) -> None:
     flags = "--seeds, --epochs, --rates, --evaluations, --max_examples"
     raise UserError(f"{flags}: expected more than 0, and --shots not less")
   process.prepare()
-  if hub.named(given[0]) and not args.output:
+  borrowed = hub.named(given[0])  # its files are the Hub's cache, where nothing is written
+  if borrowed and not args.output:
     told = f"found no directory {given[0]}; correct the path or, for the Hub's model of this name, add --output=DIR"
     raise UserError(f"--workdir: {told}")
   if is_remote(given[0]) and not args.output:
@@ -182,7 +183,7 @@ def _suite(args, overrides: list[str]) -> None:
   form = "from_scratch" if args.from_scratch else ""
   folder = "+".join(map(outside.short, names)) or _QUESTIONS
   output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / folder / form)
-  process.say(compile_cache.use(args.output if hub.named(given[0]) else workdirs[0]))
+  process.say(compile_cache.use(args.output if borrowed else workdirs[0]))
   options = suite.Options(
     workdirs,
     output,
@@ -200,6 +201,7 @@ def _suite(args, overrides: list[str]) -> None:
     step=args.step,
     evaluations=args.evaluations or suite.EVALUATIONS,
     submission=not args.no_submission,
+    prepared=f"{output}/prepared" if borrowed else None,
   )
   if args.steps:
     return process.say(steps.markdown(steps.run(names, options, args.steps)))
@@ -208,7 +210,7 @@ def _suite(args, overrides: list[str]) -> None:
   process.say(tables.markdown(found))
   if not found["tasks"]:
     raise UserError(f"--questions={args.questions}: {next(iter(found['missing'].values()))}")
-  if args.compare and process.first() and not is_remote(workdirs[0]):
+  if args.compare and process.first() and not borrowed and not is_remote(workdirs[0]):
     page.write_report(workdirs[0])
 
 

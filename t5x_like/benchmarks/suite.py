@@ -71,6 +71,7 @@ class Options:
     data_dir: where TensorFlow datasets are.
     compare: the directory of another table of the suites, to compare this one with.
     max_examples: the most of each split that evaluations use; then there is no submission.
+    prepared: the directory of prepared examples without `T5X_LIKE_CACHE`; None is in the first workdir.
   """
 
   workdirs: Sequence[str]
@@ -89,6 +90,7 @@ class Options:
   compare: str | None = None
   max_examples: int | None = None
   step: int | None = None
+  prepared: str | None = None
 
 
 Found = tuple[dict[str, dict[str, Any]], dict[str, str]]  # results by task, and why others have none
@@ -344,7 +346,10 @@ def _changes(benchmark: Benchmark) -> list[str]:
 
 def _prepared(options: Options) -> str:
   """Return the directory of the tasks' prepared examples."""
-  shared = [one for one in (os.environ.get("T5X_LIKE_CACHE"), options.workdirs[0]) if one and not is_remote(one)]
+  cache = os.environ.get("T5X_LIKE_CACHE")
+  if options.prepared and not cache:
+    return options.prepared
+  shared = [one for one in (cache, options.workdirs[0]) if one and not is_remote(one)]
   return f"{shared[0].rstrip('/')}/suites/prepared" if shared else str(options.output / "prepared")
 
 
