@@ -260,9 +260,9 @@ def _one(
   if distributed.from_first(lambda: _read(folder / ASKED, asked)) is None and process.first():
     workdirs.write(folder, ASKED, {"asked": asked})  # a run that is stopped goes on with the same flags alone
   config = _config(where, benchmark, kind, rate, seed, workdir, options)
-  with opened(resolve(config), str(folder)) as made:
-    train(made)
-    best = made.best
+  with opened(resolve(config), str(folder)) as tuned:
+    train(tuned)
+    best, truncated = tuned.best, getattr(tuned.made.task, "truncated", 0.0)
   wanted = benchmark.test if options.submission and not options.max_examples else {}
   tests = {file: split for file, split in wanted.items() if split in data.splits(config)}
   step, groups = best if best and not tests else _best(config, folder, tests)
@@ -279,7 +279,7 @@ def _one(
     "step": step,
     "score": suites.score(metrics, form.counted),
     "metrics": metrics,
-    "truncated": 100.0 * getattr(_training(config), "truncated", 0.0),
+    "truncated": 100.0 * truncated,
   }
   if process.first():
     for label, group in groups.items():

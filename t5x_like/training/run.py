@@ -52,12 +52,12 @@ class Run:
 
   Attributes:
     config: resolved, with the special ids of the vocabulary.
-    session: as given.
+    made, session: as given.
     state, step: the current state and its step.
   """
 
   def __init__(self, made: Assembly, session: Session, restored: Restored):
-    self._made, self.config, self.session = made, made.config, session
+    self.made, self.config, self.session = made, made.config, session
     self.state, self.step, self._rollbacks = restored.state, restored.step, restored.rollbacks
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._evaluated: tuple[int, dict[str, Group]] | None = None
@@ -86,7 +86,7 @@ class Run:
 
   def _enter_phase(self) -> None:
     """Compile the step for the current phase and open its batches."""
-    made, before = self._made, self._stage
+    made, before = self.made, self._stage
     phase = phases.at(made.phases, self._position)
     if len(made.phases) > 1:
       process.say(f"phase {phase.name} from step {self.step}")
@@ -109,7 +109,7 @@ class Run:
       if not self.drain():
         return False
       self._enter_phase()
-    stage, rules = self._stage, self._made.parts.rules
+    stage, rules = self._stage, self.made.parts.rules
     self.session.beat(f"computing step {self.step + 1}")
     local = stage.meter.next_batch()
     since = time.perf_counter()
@@ -141,7 +141,7 @@ class Run:
     if pending is None:
       return True
     step, metrics = pending
-    guard = self._made.parts.guard
+    guard = self.made.parts.guard
     values = {name: float(value) for name, value in jax.device_get(metrics).items()} | self._stage.meter.step_done()
     why = told(guard, values)
     if why or step % self.config.log_every == 0 or step == self.config.total_steps:
@@ -164,9 +164,9 @@ class Run:
     session.check()
     saved = distributed.from_first(session.checkpoints.steps)
     regular = [step for step in saved if step % self.config.checkpoint.every == 0]
-    to = target(self._made.parts.guard, why, bad, regular)
+    to = target(self.made.parts.guard, why, bad, regular)
     times, passed = self._rollbacks["times"] + 1, self._rollbacks["batches_passed"] + bad - to
-    restored = restoring.restore(self._made, session, to)
+    restored = restoring.restore(self.made, session, to)
     session.go_back(to, bad, why, passed)
     self.state, self.step, self._pending = restored.state, restored.step, None
     self._rollbacks = {"times": times, "batches_passed": passed}
@@ -191,7 +191,7 @@ class Run:
       session.beat("evaluating")
       return asked()
 
-    groups = self._made.evaluation(self.weights, between)
+    groups = self.made.evaluation(self.weights, between)
     if groups is None:
       return False
     self._evaluated = (self.step, groups)
@@ -238,7 +238,7 @@ class Run:
 
   def finish(self) -> None:
     """Wait for the last checkpoint, and write the pictures and the report of a run that is evaluated."""
-    session, made = self.session, self._made
+    session, made = self.session, self.made
     session.wait_for_save()
     session.flush()
     session.beat("making pictures")
