@@ -145,6 +145,13 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("--min_sentences", type=int, default=3, help="fewest in a page, for c4 (default: %(default)s)")
   parser.add_argument("--bad_words", help="file of words, one per line; drop pages with any of them, for c4")
   parser.add_argument(
+    "--against",
+    action="append",
+    default=[],
+    metavar="FILES",
+    help="evaluation texts, for decontaminate: JSON, JSONL or lines, or a pattern of names; repeatable",
+  )
+  parser.add_argument(
     "--language_id",
     default="",
     metavar="MODULE:FUNCTION",
@@ -185,7 +192,10 @@ def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
       raise UserError(f"--bad_words={args.bad_words}: cannot be read ({error})") from error
     words = tuple(sorted({line.strip().lower() for line in lines if line.strip()}))
   c4 = {name: getattr(args, name) for name in ("min_words", "min_sentences", "language_id", "language")}
-  return cleaning.steps(f"--clean={args.clean}", args.clean, {"c4": c4 | {"bad_words": words}})
+  given = {"c4": c4 | {"bad_words": words}, "decontaminate": {"against": tuple(args.against)}}
+  if args.against and "decontaminate" not in args.clean.split(","):
+    raise UserError(f"--against={args.against[0]}: expected --clean with decontaminate, found --clean={args.clean}")
+  return cleaning.steps(f"--clean={args.clean}", args.clean, given)
 
 
 def _cleaning(listed: str, steps: tuple[cleaning.Step, ...]) -> dict[str, Any]:

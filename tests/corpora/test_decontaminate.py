@@ -1,0 +1,77 @@
+"""Decontamination: a planted leak of an evaluation set is found and removed, through the command; nothing else is."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from t5x_like.corpora.cleaning import decontaminate
+from t5x_like.errors import UserError
+from t5x_like.store.tokens import TokenStore
+from tools import prepare_data
+
+RNG = np.random.default_rng(20)
+WORDS = ["".join(chr(97 + letter) for letter in RNG.integers(0, 26, 6)) for _ in range(500)]
+
+
+def sentence(words):
+  return " ".join(RNG.choice(WORDS, words)).capitalize() + "."
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+  """(files, texts of 20, 10 and 5 words)."""
+  root = tmp_path_factory.mktemp("questions")
+  long, short, tiny = (sentence(words) for words in (20, 10, 5))
+  (root / "long.jsonl").write_text(json.dumps({"id": 1, "choices": [{"text": long}]}) + "\n")
+  (root / "short.tsv").write_text(f"a\t{short}\t1\nb\t{tiny}\t0\n")
+  return (str(root / "*.jsonl"), str(root / "short.tsv")), (long, short, tiny)
+
+
+def test_pages_with_rows_of_words_are_removed_and_named(questions):
+  files, (long, short, tiny) = questions
+  step = pickle.loads(pickle.dumps(decontaminate.Step(against=files)))
+  words = long.rstrip(".").split()
+  leaks = {
+    f"{sentence(30)} {long.upper().replace(' ', ', ')} {sentence(9)}": "text of long.jsonl",
+    " ".join(words[3:16]): "text of long.jsonl",  # 13 words of it
+    f"So: {short} Yes.": "text of short.tsv",
+  }
+  for text, reason in leaks.items():
+    assert step.clean(text)[:2] == (None, reason)
+  for text in (" ".join(words[3:15]), f"{tiny} {sentence(40)}", sentence(400), "", "one"):
+    assert step.clean(text)[:2] == (text, None)
+
+
+def test_a_planted_leak_leaves_the_store_and_is_counted(questions, tmp_path, capsys):
+  files, (long, short, _) = questions
+  clean = [sentence(30) for _ in range(20)]
+  pages = clean[:10] + [f"{clean[0]} {long}", f"{short} {clean[1]}"] + clean[10:]
+  (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": page}) + "\n" for page in pages))
+  flags = [f"--source=jsonl:{tmp_path}/corpus.jsonl", "--vocabulary=bytes", "--validation_fraction=0", "--workers=1"]
+  against = [f"--against={pattern}" for pattern in files]
+  assert prepare_data.main([*flags, f"--output={tmp_path}/out", "--clean=decontaminate", *against]) in (0, None)
+  store = TokenStore.open(f"{tmp_path}/out/train")
+  assert store.num_documents == len(clean)
+  assert store.manifest.skipped == {"text of long.jsonl": 1, "text of short.tsv": 1}
+  assert "text of long.jsonl" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  "content, problem",
+  [("{", "cannot be read as evaluation texts"), ('"too short"\n', "found no text of 8 words"), (None, "no such file")],
+)
+def test_bad_evaluation_files_are_told(content, problem, tmp_path):
+  if content is not None:
+    (tmp_path / "bad.jsonl").write_text(content)
+  with pytest.raises(UserError, match=problem):
+    decontaminate.Step(against=(str(tmp_path / "bad.jsonl"),))
+
+
+def test_files_need_the_step_and_the_step_needs_files(tmp_path, capsys):
+  flags = ["--source=builtin:docstrings", "--vocabulary=bytes", f"--output={tmp_path}/out"]
+  assert prepare_data.main([*flags, "--against=x.jsonl"]) == 2
+  assert "expected --clean with decontaminate" in capsys.readouterr().err
+  assert prepare_data.main([*flags, "--clean=decontaminate"]) == 2
+  assert "found no --against" in capsys.readouterr().err
