@@ -1,6 +1,7 @@
 """The decoder: every token sees its predecessors; a prefix marked in the batch is bidirectional."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ class Decoder(Architecture):
   """
 
   NEEDS = ("decoder_input_tokens",)
+  BUILDER: ClassVar[type[StackBuilder]] = StackBuilder
 
   def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, scores: Count = 0, **options):
     self._number = scores
@@ -36,7 +38,7 @@ class Decoder(Architecture):
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant, dims = self.variant, self.variant.dims
     deepnorm = deepnorm_weights(0, dims.layers)["decoder"]
-    parts = StackBuilder(variant.design, dims, causal=True, deepnorm=deepnorm, **options)
+    parts = self.BUILDER(variant.design, dims, causal=True, deepnorm=deepnorm, **options)
     self.inputs = parts.inputs(rngs)
     self.decoder = parts.stack(rngs)
     self.head = lm.make(rngs, variant)

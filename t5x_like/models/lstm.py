@@ -1,0 +1,44 @@
+"""LSTM language models: GPT-1's baseline without attention, "LSTM w/ aux LM" (Radford et al. 2018, section 5, table 5).
+
+One layer of 2,048 units between the token table and the tied output. The paper gives no more; here the output is
+projected to the width of the table, 768. `dims.mlp` is the number of units; heads are not used.
+"""
+
+from dataclasses import replace
+
+from flax import nnx
+
+from t5x_like.architectures.build import StackBuilder
+from t5x_like.architectures.decoder import Decoder
+from t5x_like.architectures.design import Variant
+from t5x_like.models import gpt
+from t5x_like.nn.block import Block
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.lstm import Recurrence
+
+DESIGN = replace(gpt.GPT1, position="none")
+
+
+def _lstm(embed, units, layers) -> Variant:
+  return Variant(Dims(embed, 1, 1, embed, units, layers), DESIGN, 40478)
+
+
+VARIANTS = {
+  #                  embed units layers
+  "lstm-tiny": _lstm(  128,  256,  1),
+  "lstm-2048": _lstm(  768, 2048,  1),
+}  # fmt: skip
+
+
+class Builder(StackBuilder):
+  """A builder of stacks whose blocks are an LSTM each."""
+
+  def block(self, rngs: nnx.Rngs) -> Block:
+    return Block(lstm=Recurrence(self.dims.embed, self.dims.mlp, rngs, self.dropout))
+
+
+class Model(Decoder):
+  """An LSTM of one of `VARIANTS`, with the features and arguments of every decoder."""
+
+  VARIANTS = VARIANTS
+  BUILDER = Builder

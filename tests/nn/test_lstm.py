@@ -1,0 +1,48 @@
+"""LSTMs: padding is nothing, and a state goes on where it was."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.lstm import BiLstm, Lstm
+
+B, T, D, H = 2, 6, 5, 4
+
+
+def drawn(*shape: int) -> jnp.ndarray:
+  return jnp.asarray(np.random.default_rng(shape).standard_normal(shape), jnp.float32)
+
+
+def test_padding_changes_nothing_in_either_direction():
+  """On both sides, of any length and content; its outputs are zero, and it has no gradient."""
+  lstm = BiLstm(D, H, 2, nnx.Rngs(params=jax.random.key(0)))
+  x_BTD = drawn(B, T, D)
+  padded = jnp.concatenate([drawn(B, 3, D), x_BTD, drawn(B, 2, D)], axis=1)
+  valid = jnp.broadcast_to((jnp.arange(T + 5) >= 3) & (jnp.arange(T + 5) < T + 3), (B, T + 5))
+  run = jax.jit(lambda x, valid: lstm(x, valid))
+  found, alone = run(padded, valid), lstm(x_BTD, None)
+  np.testing.assert_allclose(found[:, 3 : T + 3], alone, atol=1e-6)
+  assert alone.shape == (B, T, 2 * H) and (np.where(valid[..., None], 0, found) == 0).all()
+  gradient = jax.grad(lambda x: jnp.sum(lstm(x, valid) ** 2))(padded)
+  assert (np.abs(gradient).max(-1) > 0).tolist() == valid.tolist()
+
+
+def test_a_state_is_carried_on_and_reset_where_a_sequence_starts():
+  lstm = Lstm(D, H, nnx.Rngs(params=jax.random.key(1)))
+  x_BTD = drawn(B, T, D)
+  whole, last = lstm(x_BTD)
+  first, state = lstm(x_BTD[:, :2])
+  rest, end = lstm(x_BTD[:, 2:], state)
+  np.testing.assert_allclose(jnp.concatenate([first, rest], axis=1), whole, atol=1e-6)
+  np.testing.assert_allclose(end[1], last[1], atol=1e-6)
+  starts = jnp.broadcast_to(jnp.arange(T) == 2, (B, T))
+  np.testing.assert_allclose(lstm(x_BTD, starts_BT=starts)[0][:, 2:], lstm(x_BTD[:, 2:])[0], atol=1e-6)
+
+
+def test_in_bfloat16_the_cell_stays_float32():
+  lstm = Lstm(D, H, nnx.Rngs(params=jax.random.key(2)))
+  h_BTH, (h, c) = lstm(drawn(B, T, D).astype(jnp.bfloat16))
+  assert (h_BTH.dtype, h.dtype, c.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
+  assert all(x.dtype == jnp.float32 for x in params.arrays(lstm).values())
