@@ -152,9 +152,11 @@ def _build_in(config: ConfigDict) -> None:
       task.update(built_in)
     if config.model.get("scores", 0) and task.name == "classification":
       config.model.scores = 2
+    head = config.model.get("head") or {}
+    head = head if isinstance(head, str) else head.get("head", head)  # or the head on another
     for key in ("labels", "choices"):
-      if key in (config.model.get("head") or {}) and not images:
-        config.model.head[key] = 2
+      if key in head and not images:
+        head[key] = 2
     for name, values in config.evals.items():
       kept = {key: values[key] for key in ("name", "max_examples") if key in values}
       if values.get("name", name) == "generation":

@@ -9,6 +9,7 @@ from t5x_like.architectures.architecture import Architecture, Batch, aligned
 from t5x_like.architectures.build import StackBuilder, chosen, deepnorm_weights
 from t5x_like.architectures.design import Variant
 from t5x_like.nn.dims import subkey
+from t5x_like.nn.hidden_states import LAST, read
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask
 
@@ -54,9 +55,10 @@ class Encoder(Architecture):
     return self.head(x_BSD, self.embed, valid, subkey(key, 1), **places) | aux
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
-    """Return (hidden states [B, S, D], validity bool [B, S] or None, auxiliary scalars)."""
+    """Return (hidden states [B, S, D], or the states that the head reads side by side; validity bool [B, S] or None;
+    auxiliary scalars)."""
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
     context = Context(mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder")))
     x_BSD = self.inputs(self.embed(tokens_BS, self.dtype), pos, batch.get("encoder_token_types"), subkey(key, 0))
-    x_BSD, aux, _ = self.encoder(x_BSD, context, key=subkey(key, 1))
+    x_BSD, aux = read(self.encoder, x_BSD, context, subkey(key, 1), getattr(self.head, "states", LAST))
     return x_BSD, valid, aux

@@ -34,8 +34,8 @@ class SharedStack(Stack):
     keys_L = None if key is None else jax.random.split(key, self.times)
 
     def body(x_BTD, layer):
-      x_BTD, aux, _ = block(x_BTD, dataclasses.replace(context, depth=None), None, layer[1])
-      return x_BTD, aux
+      x_BTD, *made = block(x_BTD, dataclasses.replace(context, depth=None), None, layer[1])
+      return x_BTD, made
 
-    x_BTD, aux_L = self.over(body, x_BTD, (jnp.arange(self.times), keys_L), remat)
+    x_BTD, (aux_L, cache) = self.over(body, x_BTD, (jnp.arange(self.times), keys_L), remat)
     return x_BTD, aux_L, cache

@@ -1,0 +1,64 @@
+"""Another head on a bidirectional LSTM above the encoder (Devlin et al. 2019, sections 5.1 and 5.3)."""
+
+from dataclasses import replace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.architectures import heads
+from t5x_like.architectures.design import Variant
+from t5x_like.nn import params
+from t5x_like.nn.dims import Dropout, subkey
+from t5x_like.nn.embed import Embed
+from t5x_like.nn.hidden_states import LAST
+from t5x_like.nn.lstm import BiLstm
+from t5x_like.slots import Positive, Rate
+
+
+class BiLstmHead(nnx.Module):
+  """The head `head` on a BiLSTM that reads hidden states of the encoder, real tokens alone.
+
+  Args:
+    head: one of `architectures.heads`, a name or {"name": …} with its arguments.
+    states: hidden states that are read: 0 is the embeddings, -1 the last layer's.
+    combine: several states stand side by side, or are added with learned weights that sum to one (Peters et al. 2018,
+      equation 1, without its scale).
+    layers: of the LSTM.
+    hidden: its units in each direction; None for the encoder's width.
+    dropout: rate at the input of every layer of the LSTM, and in `head`; `config.model.dropout` is the encoder's.
+  """
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    variant: Variant,
+    *,
+    head: str | dict = "tokens",
+    states: tuple[int, ...] = LAST,
+    combine: Literal["concatenate", "weighted_sum"] = "concatenate",
+    layers: Positive = 2,
+    hidden: Positive | None = None,
+    dropout: Rate = 0.0,
+  ):
+    dims, number = variant.dims, len(states)
+    self.states, hidden = states, hidden or dims.embed
+    self.weights = params.param(rngs, params.zeros, (number,), (None,)) if combine == "weighted_sum" else None
+    self.lstm = BiLstm(dims.embed * (1 if self.weights is not None else number), hidden, layers, rngs)
+    above = replace(variant, dims=replace(dims, embed=2 * hidden))
+    given = dict(rngs=rngs, variant=above, dropout_rate=dropout)
+    self.head = slots.make("config.model.head.head", head, heads, "make", **given)
+    self.dropout = Dropout(dropout)
+
+  def __call__(self, x_BTX: jax.Array, embed: Embed, valid_BT=None, key=None, **places) -> dict[str, jax.Array]:
+    """Return the outputs of `head`."""
+    if self.weights is not None:
+      parts = jnp.stack(jnp.split(x_BTX, len(self.states), axis=-1))
+      x_BTX = jnp.tensordot(jax.nn.softmax(self.weights[...]).astype(x_BTX.dtype), parts, axes=1)
+    x_BTX = self.lstm(x_BTX, valid_BT, self.dropout, subkey(key, 0))
+    return self.head(x_BTX, embed, valid_BT, subkey(key, 1), **places)
+
+
+make = BiLstmHead
