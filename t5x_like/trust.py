@@ -24,7 +24,10 @@ from t5x_like.errors import UserError, one_line
 
 FLAG = "--trust"
 # Functions of this package that defaults and recipes name in this form, and so saved configs too.
-OWN = frozenset({"t5x_like.data.preprocessors.sentences:punctuation", "t5x_like.models.electra:Discriminator"})
+OWN = frozenset(
+  f"t5x_like.{name}"
+  for name in ("data.preprocessors.sentences:punctuation", "models.electra:Discriminator", "models.gpt:Reader")
+)
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _GIVEN = re.compile(rf"(?:(?:seqio|salient):)?({_NAME.pattern})(?:@.*)?", re.DOTALL)  # alone, or as a source
 _admitted: set[str] = set()

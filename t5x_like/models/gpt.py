@@ -12,6 +12,7 @@ Published vocabularies have no padding.
 
 from dataclasses import replace
 
+from t5x_like.architectures import reader
 from t5x_like.architectures.decoder import Decoder
 from t5x_like.architectures.design import Design, Variant
 from t5x_like.nn.dims import Dims
@@ -56,5 +57,11 @@ VARIANTS = {
 
 class Model(Decoder):
   """A GPT of one of `VARIANTS`, with the features and arguments of every decoder."""
+
+  VARIANTS = VARIANTS
+
+
+class Reader(reader.Reader):
+  """A GPT under an encoder's head, which `config.model.head` chooses for a run that starts from a GPT."""
 
   VARIANTS = VARIANTS

@@ -93,6 +93,8 @@ def inherited(config: ConfigDict) -> ConfigDict:
     if theirs["name"] == "electra" and own.get("head") not in (None, "discriminator"):
       theirs.pop("generator_size", None)
       theirs["name"] = "t5x_like.models.electra:Discriminator"
+    elif own.get("head") and hasattr(slots.module(theirs["name"], t5x_like.models), "Reader"):
+      theirs["name"] = f"t5x_like.models.{theirs['name']}:Reader"
     changes = config.model.to_dict().get("design") or {}
     theirs["design"] = dict(theirs.get("design") or {}) | changes
     found.model = ConfigDict(theirs | own)

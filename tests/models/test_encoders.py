@@ -1,6 +1,8 @@
 """Encoders: fine-tuning heads, and ELECTRA's two networks."""
 
 import dataclasses
+import types
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,10 @@ import numpy as np
 import pytest
 from families import shrunk
 
+import more
 import tiny
 from t5x_like.errors import UserError
-from t5x_like.models import bert, electra, modernbert, roberta
+from t5x_like.models import albert, bert, deberta, electra, gpt, modernbert, roberta
 from t5x_like.nn import params
 from t5x_like.nn.vocabulary_logits import dense
 
@@ -32,6 +35,11 @@ HEADS = [  # head, shapes, whether it drops out
   ({"name": "classification", "labels": 1, "activation": "gelu"}, {"logits": (B, 1)}, True),
   ({"name": "multiple_choice", "choices": 2}, {"logits": (B // 2, 2)}, True),
   ({"name": "tokens", "labels": 5}, {"logits": (B, T, 5)}, True),
+  (
+    {"name": "bilstm", "states": [0, -1], "combine": "weighted_sum", "dropout": 0.5, "head": "spans"},
+    {"logits": (B, T, 2), "start_logits": (B, T), "end_logits": (B, T)},
+    True,
+  ),
   ("spans", {"logits": (B, T, 2), "start_logits": (B, T), "end_logits": (B, T)}, False),
   ("discriminator", {"logits": (B, T)}, False),
   ("pooled", {"logits": (B, T, 16), "pooled": (B, 16)}, False),
@@ -74,6 +82,41 @@ def test_heads(head, shapes, drops):
 def test_a_head_that_is_not_there_is_refused(head, message):
   with pytest.raises(UserError, match=message):
     tiny.model(BERT, family=bert, head=head)
+
+
+@pytest.mark.parametrize("family", [bert, more.later(albert), more.later(deberta)])
+def test_a_hidden_state_is_the_output_of_the_layers_up_to_it(family):
+  """Of a post-norm encoder: state 1 is the output of the encoder of one layer."""
+  variant = shrunk(next(iter(family.VARIANTS.values())))
+  one = dataclasses.replace(variant, dims=dataclasses.replace(variant.dims, layers=1))
+
+  def states(variant, *numbers):
+    model = tiny.abstract(variant, family=family, head={"name": "bilstm", "states": numbers, "hidden": 4})
+    drawn = {name: noise(name, x.shape) for name, x in params.named_params(model).items()}
+    return jax.jit(lambda model: model.encode(batch())[0])(params.with_arrays(model, drawn))
+
+  def noise(name, shape):  # the first layer is the same in both
+    whole = (2, *shape[1:]) if "/blocks/" in name else shape
+    drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(whole).astype(np.float32) / 4
+    return jnp.asarray(drawn[: shape[0]])
+
+  found = states(variant, 0, 1, -1)
+  assert found.shape == (B, T, 48) and len({float(found[..., i].sum()) for i in (0, 16, 32)}) == 3
+  np.testing.assert_allclose(found[..., 16:32], states(one, -1), atol=1e-5)
+  np.testing.assert_allclose(found[..., 32:], states(variant, -1), atol=1e-5)
+  with pytest.raises(UserError, match="config.model.head.states: found .0, 3., expected numbers from -3 to 2"):
+    states(variant, 0, 3)
+
+
+def test_a_reader_sees_no_later_token_but_through_a_bilstm():
+  variant = shrunk(gpt.VARIANTS["gpt1"])
+  tokens = batch()["encoder_input_tokens"]
+  changed = tokens.at[0, 4].set(2)
+  for head, sees in (("none", False), ({"name": "bilstm", "hidden": 4}, True)):
+    model = tiny.model(variant, family=types.SimpleNamespace(Model=gpt.Reader), head=head)
+    run = jax.jit(lambda model, x: model({"encoder_input_tokens": x})["logits"][0])
+    one, other = run(model, tokens), run(model, changed)
+    assert (one[4:] != other[4:]).any(axis=-1).all() and bool((one[:4] != other[:4]).any()) == sees
 
 
 def test_roberta_keeps_two_rows_of_positions():
