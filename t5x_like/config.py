@@ -148,12 +148,14 @@ class Init:
     step: its checkpoint; None is the newest.
     weights: whether to load its parameters; otherwise only its architecture and vocabulary are taken.
     inherit: whether to take the architecture and the vocabulary; False in a resolved config, which states them.
+    layers: how many of a stack's first layers are loaded (Radford et al. 2018, figure 2); None is all.
   """
 
   workdir: str
   step: int | None = None
   weights: bool = True
   inherit: bool = True
+  layers: slots.Count | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,9 @@ the vocabulary; the recipe decides the rest.
 `config.init` and `config.teacher` name the workdir of a run, a Hugging Face directory or a name of the Hub. The run of
 `init` may have another task and another head. It gives the architecture, the vocabulary and every parameter that both
 models have; the recipe keeps its head, dropout and ways of computing. Only heads and adapters are new, and the other
-run's adapters are merged. A longer table of positions repeats the other's (Beltagy et al. 2020, section 5), a shorter
-one is its beginning; one for images is interpolated.
+run's adapters are merged. With `init.layers`, only the first layers of each stack are loaded. A longer table of
+positions repeats the other's (Beltagy et al. 2020, section 5), a shorter one is its beginning; one for images is
+interpolated.
 
 A teacher may be of any family. Its parameters stand in the state beside the trained ones, as DPO's reference does:
 split over the same mesh, saved, restored and never changed. A resumed run takes them from its own checkpoint.
@@ -229,6 +230,7 @@ def _started(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[Train
   directory = config.init.workdir
   step, arrays, their_model = _of_run(directory, config.init.step, parts, _INIT)
   made, loaded, resized, initialised, ignored = dict(state.params), [], {}, [], sorted({*arrays} - {*state.params})
+  axes = {name: p.axes for name, p in params.named_params(parts.model).items()}
   for name, fresh in state.params.items():
     if config.teacher and name.startswith(REFERENCE):
       continue  # the teacher's, loaded next
@@ -241,6 +243,8 @@ def _started(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[Train
       ignored += [name] if old is not None else []
       continue
     loaded.append(name)
+    if config.init.get("layers") is not None and axes[name][:1] == ("layers",):
+      old = jnp.concatenate([old[: config.init.layers], fresh[config.init.layers :]])
     if old.shape != fresh.shape:
       rows = next((sizes for sizes in zip(old.shape, fresh.shape) if sizes[0] != sizes[1]), (0, 0))
       resized[name] = f"{rows[0]} to {rows[1]} rows"
@@ -248,6 +252,8 @@ def _started(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[Train
     copies = name.startswith(REFERENCE)  # the step gives back the memory of each array of its state once
     made[name] = jax.device_put(jnp.copy(old) if copies else old, fresh.sharding)
   process.say(f"weights of {directory}, step {step}: {len(loaded)} of {len(loaded) + len(initialised)} tensors loaded")
+  if config.init.get("layers") is not None:
+    process.say(f"  layers: the first {config.init.layers} alone, the others are new")
   lists = {"resized": [f"{n} ({how})" for n, how in resized.items()], "initialised": initialised, "ignored": ignored}
   for word, names in lists.items():
     process.say(f"  {word + ':':12} {', '.join(names) or 'none'}")
