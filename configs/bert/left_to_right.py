@@ -5,8 +5,18 @@
   python -m t5x_like.train --config=configs/bert/left_to_right.py --workdir=runs/bert_left_to_right
 
 A causal language model with BERT's size and blocks, on its text, with EOS after every document, and with the
-schedule of `base.py`; every token is a target. Expected (table 5, base): MNLI 82.1, SQuAD F1 77.8 on the dev sets. Not
-run at full size here.
+schedule of `base.py`; every token is a target. `evaluate --suite=glue` fine-tunes it in GPT's form. A head of encoders
+reads it too, for SQuAD alone or, in the row "+ BiLSTM", above two layers of LSTM:
+
+  python -m t5x_like.train --config=configs/finetune/encoder.py:squad/squad,official --workdir=runs/left_to_right_squad \
+      --config.init.workdir=runs/bert_left_to_right --config.task.data_dir=DATA \
+      '--config.model.head={"name": "bilstm", "head": "spans"}'
+
+The paper's dev scores (table 5):    MNLI-m  QNLI  MRPC  SST-2  SQuAD F1
+  LTR & No NSP                         82.1  84.3  77.5   92.1      77.8
+  + BiLSTM                             82.1  84.1  75.7   91.6      84.9
+
+Not run at full size here.
 """
 
 from configs.bert import base
