@@ -13,6 +13,7 @@ Read it from the bottom up; each line imports only from the lines above it:
   attention feed_forward/             the sublayers; feed-forward kinds are found by name
   embed block stack pipeline          token embeddings, residual connections, identical blocks in one scan, its stages
   evened shared_stack disentangled    stacks padded for devices, with shared parameters, with vectors of distances
+  hidden_states lstm                  the states of several layers, LSTMs
   convolution mbconv                  convolutions, CoAtNet's blocks
   vocabulary_logits decode            logits computed in pieces, the state of decoding
 """

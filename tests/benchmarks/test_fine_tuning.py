@@ -102,39 +102,6 @@ def test_a_run_of_a_variant_given_by_all_of_its_fields_can_be_started_from(pretr
   assert found.variant.dims == bert.VARIANTS["nano"].dims and found.variant.design.position["length"] == 100
 
 
-def test_a_head_on_features_leaves_the_encoder_as_it_was_and_new_layers_are_new(pretrained, tmp_path, capsys):
-  """BERT's feature-based tagger on a run's first layer: the other layer is a fresh one, and only the head moves."""
-  features = {"name": "bilstm", "head": {"name": "tokens", "labels": 2}, "states": [0, -1], "hidden": 8, "dropout": 0.1}
-  flags = [f"--config.model.head={json.dumps(features)}", "--config.tuning.name=head", "--config.init.layers=1"]
-  assert train.main(tuned(pretrained, tmp_path, *flags, objective="tagging")) == 0, capsys.readouterr().err
-  assert "layers: the first 1 alone" in capsys.readouterr().out
-  before, after = restored(pretrained, 2), restored(tmp_path / "run", 2)
-  names = [name for name in after if name.startswith("params/") and not name.startswith("params/head/")]
-  for name in names:
-    old, new = before[name], after[name]
-    whole = not name.startswith("params/encoder/blocks")
-    assert np.array_equal(new if whole else new[0], old if whole else old[0]), name
-    assert whole or name.endswith(("bias", "scale")) or not np.isclose(new[1], old[1]).any(axis=-1).all(), name
-  moments = [name for name, x in after.items() if not name.startswith("params/") and x.ndim]
-  assert moments and all("head/" in name for name in moments)
-
-
-@pytest.mark.more
-def test_a_decoder_reads_as_an_encoder_under_a_head(tmp_path, capsys):
-  """A left-to-right model's weights under a head of tokens, and under a BiLSTM (BERT's table 5)."""
-  workdir = tmp_path / "gpt"
-  assert train.main(["--config=tests/recipes/nano_decoder.py", f"--workdir={workdir}", *SHORT]) == 0
-  for above in ({"name": "tokens", "labels": 2}, {"name": "bilstm", "head": {"name": "tokens", "labels": 2}}):
-    folder = tmp_path / above["name"]
-    folder.mkdir()
-    flags = [f"--config.model.head={json.dumps(above)}", "--config.optimizer.weight_decay=0.0"]
-    still = ("--config.schedule.learning_rate=0.0", *flags)
-    assert train.main(tuned(workdir, folder, *still, objective="tagging")) == 0, capsys.readouterr().err
-    before, after = restored(workdir, 2), restored(folder / "run", 2)
-    names = {name for name in before if name.startswith("params/decoder/")}
-    assert names and all(np.array_equal(before[name], after[name]) for name in names)
-
-
 def parts(tmp_path, *overrides: str):
   return build(resolve(recipes.load(ENCODER, [*fine_tuning("classification", tmp_path), *overrides])))
 
