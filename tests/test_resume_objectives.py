@@ -24,6 +24,7 @@ RECIPES = {  # one of every objective, and of every way to make its examples
   "configs/bert/base.py:static,whole_words": (),
   "configs/bert/left_to_right.py": (),
   "configs/bert/spanbert.py": (),
+  "configs/deberta/base.py": (),
   "configs/deit/base.py": (),
   "configs/detr/base.py": (),
   "configs/electra/small.py": (),

@@ -1,8 +1,8 @@
 """DeBERTa v3, the encoder (He et al. 2021, https://arxiv.org/abs/2111.09543): BERT with disentangled attention.
 
 Positions enter only as vectors of relative distances (`nn.disentangled`); there are neither absolute positions nor
-token types. The paper pretrains it to detect replaced tokens, with its gradient-disentangled embedding sharing; here it
-is pretrained as a masked language model, as v1 was.
+token types. This is the encoder to fine-tune, or to pretrain as a masked language model, as v1 was;
+`models.deberta_rtd` is the paper's pretraining.
 """
 
 from dataclasses import dataclass, replace

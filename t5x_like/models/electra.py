@@ -7,7 +7,7 @@ projects them to its own width. Small models have a token table of width 128.
 
 import copy
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 from flax import nnx
@@ -69,6 +69,7 @@ class Model(Encoder):
   """
 
   VARIANTS = VARIANTS
+  ALONE: ClassVar[str] = "t5x_like.models.electra:Discriminator"
 
   def __init__(
     self,

@@ -91,9 +91,10 @@ def inherited(config: ConfigDict) -> ConfigDict:
   with found.unlocked(), found.ignore_type():
     own = {key: value for key, value in config.model.to_dict().items() if key in _KEPT}
     theirs = {key: value for key, value in saved["model"].items() if key not in _KEPT}
-    if theirs["name"] == "electra" and own.get("head") not in (None, "discriminator"):
-      theirs.pop("generator_size", None)
-      theirs["name"] = "t5x_like.models.electra:Discriminator"
+    model_class = slots.find("config.model.name", theirs["name"], t5x_like.models, "Model")
+    if hasattr(model_class, "ALONE") and own.get("head") not in (None, "discriminator"):
+      theirs = {key: value for key, value in theirs.items() if not key.startswith("generator_")}
+      theirs["name"] = model_class.ALONE
     elif own.get("head") and hasattr(slots.module(theirs["name"], t5x_like.models), "Reader"):
       theirs["name"] = f"t5x_like.models.{theirs['name']}:Reader"
     changes = config.model.to_dict().get("design") or {}
@@ -281,10 +282,16 @@ def _taught(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
 
 
 def _of_run(directory: str, step: int | None, parts: Parts, flag: str) -> tuple[int, dict[str, jax.Array], Any]:
-  """Return (step, parameters by name, abstract model) of another run, its adapters merged, on the mesh of this one."""
+  """Return (step, parameters by name, abstract model) of another run, its adapters merged, on the mesh of this one.
+
+  Of a generator and a discriminator, a model that is not both takes the discriminator.
+  """
   run = trained.open_saved(directory, parts.rules, flag)
   found, arrays = run.restore(step)
-  return found, params.arrays(trained.finished(params.with_arrays(run.model, arrays))), run.model
+  model = trained.finished(params.with_arrays(run.model, arrays))
+  if hasattr(model, "networks") and not hasattr(parts.model, "networks"):
+    _, model = model.networks()
+  return found, params.arrays(model), run.model
 
 
 def _resized(name: str, old: jax.Array, fresh: jax.Array, models: tuple[Any, Any], directory: str) -> jax.Array:

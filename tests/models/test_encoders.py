@@ -1,4 +1,4 @@
-"""Encoders: fine-tuning heads, and ELECTRA's two networks."""
+"""Encoders: fine-tuning heads, and the two networks of ELECTRA and of DeBERTa v3."""
 
 import dataclasses
 import types
@@ -13,9 +13,10 @@ from families import shrunk
 import more
 import tiny
 from t5x_like.errors import UserError
-from t5x_like.models import albert, bert, deberta, electra, gpt, modernbert, roberta
+from t5x_like.models import albert, bert, deberta, deberta_rtd, electra, gpt, modernbert, roberta
 from t5x_like.nn import params
 from t5x_like.nn.vocabulary_logits import dense
+from t5x_like.objectives import electra as electra_objective
 
 B, T = 4, 10
 BERT = shrunk(bert.VARIANTS["bert-base-uncased"])
@@ -147,6 +148,36 @@ def test_the_generator_of_the_paper():
   for name in ("electra-base", "electra-large"):
     dims = electra.GENERATORS[name].dims
     assert (dims.embed, dims.mlp, dims.heads) == (256, 1024, 4)
+
+
+def test_gradients_of_deberta_tell_the_generators_table_from_the_discriminators():
+  """The discriminator begins with the generator's table; each loss moves its own part of the sum, and only that."""
+  variant = shrunk(deberta_rtd.VARIANTS["deberta-v3-base"])
+  assert not np.any(tiny.model(variant, family=deberta_rtd, noisy=False).embed.table[...])
+  model, data = tiny.model(variant, family=deberta_rtd), batch()
+  weights = jnp.zeros((B, T)).at[:, 2:4].set(1.0)
+  data |= {"encoder_target_tokens": data["encoder_input_tokens"], "encoder_loss_weights": weights}
+
+  def losses(arrays):
+    _, sums = electra_objective.Objective()(params.with_arrays(model, arrays), data)
+    return sums["loss"], sums["discriminator_loss"]
+
+  def networks(arrays):
+    both = params.with_arrays(model, arrays)
+    generator, discriminator = both.networks()
+    return both(data), generator(data)["logits"], discriminator(data)["logits"]
+
+  arrays = params.arrays(model)
+  generating, judging = jax.tree.map(np.asarray, jax.jit(jax.jacrev(losses))(arrays))
+  for name in arrays:
+    assert generating[name].any() == name.startswith("generator/"), name
+    assert judging[name].any() == (not name.startswith("generator/")), name
+  joint, generated, judged = jax.jit(networks)(arrays)
+  np.testing.assert_allclose(joint["generator_logits"], generated, atol=1e-6)
+  np.testing.assert_allclose(joint["logits"], judged, atol=1e-5)
+  generator, discriminator = model.networks()
+  assert [type(network) for network in (generator, discriminator)] == [deberta.Model] * 2
+  assert generator.variant.dims.layers == 1 and discriminator.variant.head == "discriminator"
 
 
 def test_layers_of_modernbert_come_in_turns_that_need_not_come_out_even():

@@ -197,6 +197,7 @@ ENCODERS = [
   ("deberta", "deberta-v3-small", 141_304_320, "44M and 98M; DebertaV2Model", dict(head="none")),
   ("deberta", "deberta-v3-base", 183_831_552, "86M and 98M, He et al. 2021; DebertaV2Model", dict(head="none")),
   ("deberta", "deberta-v3-large", 434_012_160, "304M and 131M, He et al. 2021; DebertaV2Model", dict(head="none")),
+  ("deberta_rtd", "deberta-v3-base", 184_422_913 + 142_024_548, "6 layers with an MLM head, and 12 with a head"),
   ("bigbird", "bigbird-roberta-base", 128_111_286 - 590_592, "BigBirdForMaskedLM less the pooler it does not read"),
   ("bigbird", "bigbird-roberta-large", 360_225_974 - 1_049_600, "BigBirdForMaskedLM less the pooler it does not read"),
   ("modernbert", "modernbert-base", 149_655_232, "149M, Warner et al. 2024, section 2.1; ModernBertForMaskedLM"),

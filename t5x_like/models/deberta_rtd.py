@@ -1,0 +1,100 @@
+"""DeBERTa v3's pretraining: an encoder that detects replaced tokens (He et al. 2021, https://arxiv.org/abs/2111.09543).
+
+As in ELECTRA, a generator fills in masked tokens and a discriminator tells which were replaced; `objectives.electra` is
+the loss. The generator is as wide as the discriminator and has half its layers. The two share token vectors by
+gradient-disentangled embedding sharing (section 3.3): the discriminator's table is E_D = stop_gradient(E_G) + E_delta.
+The generator's table E_G learns from the generator alone, and E_delta, which starts at zero, from the discriminator
+alone. The norm after the table and the vectors of distances are each network's own.
+
+The authors' code updates the generator first and the discriminator in a second step; here one step updates both. No
+gradient passes between them, but they share one clipping of its norm. The head is ELECTRA's, as in the paper's
+equations; the authors' code also adds the state of [CLS] to every token.
+"""
+
+import copy
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.architectures.architecture import Batch
+from t5x_like.architectures.encoder import PLACES, Encoder
+from t5x_like.models import deberta
+from t5x_like.nn import params
+from t5x_like.nn.dims import subkey
+from t5x_like.nn.embed import Embed
+from t5x_like.slots import Positive
+
+VARIANTS = {name: replace(variant, head="discriminator") for name, variant in deberta.VARIANTS.items()}
+
+
+class Shifted(nnx.Module):
+  """The table `stop_gradient(base) + delta`, without adding whole tables."""
+
+  def __init__(self, base: nnx.Module, delta: nnx.Module):
+    self.base = base
+    self.delta = delta
+
+  def __call__(self, ids_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Look up `ids_BT`; return [B, T, D] in `dtype`."""
+    base_BTD = jax.lax.stop_gradient(self.base(ids_BT, jnp.float32))
+    return (base_BTD + self.delta(ids_BT, jnp.float32)).astype(dtype)
+
+
+class Model(deberta.Model):
+  """Both networks: a discriminator, whose `embed` is E_delta, and in `generator` the generator.
+
+  Args:
+    generator_layers: None for half of the discriminator's.
+    head: only the default; fine-tune the family `deberta`.
+  """
+
+  VARIANTS = VARIANTS
+  ALONE: ClassVar[str] = "deberta"
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    variant: str | deberta.DebertaVariant,
+    generator_layers: Positive | None = None,
+    head: Literal["discriminator"] | None = None,
+    **options,
+  ):
+    super().__init__(rngs, variant=variant, head=head, **options)
+    V, dims = self.variant.vocab_size, self.variant.dims
+    self.embed = Embed(V, dims.embed, rngs, init=params.zeros)
+    generator = replace(self.variant, dims=replace(dims, layers=generator_layers or max(1, dims.layers // 2)))
+    self.generator = deberta.Model(rngs, variant=replace(generator, head="mlm"), **options)
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
+    """Run both networks on the same tokens; in pretraining, the discriminator reads samples of the generator instead.
+
+    Returns:
+      {"logits": float32 [B, S] of the discriminator, "generator_logits": `VocabularyLogits` [B, S, V]}, and auxiliary
+      scalars.
+    """
+    generated = self.generate(batch, subkey(key, 0))["logits"]
+    return self.discriminate(batch, subkey(key, 1)) | {"generator_logits": generated}
+
+  def discriminate(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """Return {"logits": float32 [B, S]}, positive for tokens of the batch judged to be replaced."""
+    judging = copy.copy(self)
+    judging.embed = Shifted(self.generator.embed, self.embed)
+    return Encoder.outputs(judging, {name: x for name, x in batch.items() if name not in PLACES}, key)
+
+  def generate(self, batch: Batch, key: jax.Array | None = None) -> dict:
+    """Return {"logits": `VocabularyLogits` [B, S, V]}, or [B, K, V] at the batch's masked positions."""
+    return self.generator.outputs(batch, key)
+
+  def networks(self) -> tuple[deberta.Model, deberta.Model]:
+    """Return both as separate models, to fine-tune or save; the discriminator's table is E_G + E_delta."""
+    make = lambda key: deberta.Model(nnx.Rngs(params=key), variant=self.variant, dtype=self.dtype)  # noqa: E731
+    discriminator = jax.eval_shape(make, jax.random.key(0))
+    for name in ("inputs", "encoder", "head"):
+      setattr(discriminator, name, getattr(self, name))
+    delta, base = self.embed.table, self.generator.embed.table
+    discriminator.embed.table = nnx.Param(base[...] + delta[...], axes=delta.axes, unit=delta.unit)
+    return self.generator, discriminator
