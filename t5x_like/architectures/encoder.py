@@ -1,5 +1,7 @@
 """The encoder: every token sees every other."""
 
+from typing import ClassVar
+
 import jax
 from flax import nnx
 
@@ -25,6 +27,7 @@ class Encoder(Architecture):
   """
 
   NEEDS = ("encoder_input_tokens",)
+  BUILDER: ClassVar[type[StackBuilder]] = StackBuilder
 
   def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, head: str | dict | None = None, **options):
     super().__init__(rngs, variant=chosen(self.VARIANTS, variant, head=head), **options)
@@ -32,7 +35,7 @@ class Encoder(Architecture):
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant, dims = self.variant, self.variant.dims
     deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
-    parts = StackBuilder(variant.design, dims, causal=False, deepnorm=deepnorm, **options)
+    parts = self.BUILDER(variant.design, dims, causal=False, deepnorm=deepnorm, **options)
     self.inputs = parts.inputs(rngs, width=variant.embed, types=variant.types)
     self.encoder = parts.stack(rngs)
     given = dict(rngs=rngs, variant=variant, dropout_rate=parts.dropout_rate)

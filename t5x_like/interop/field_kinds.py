@@ -28,7 +28,8 @@ Wholes = Annotated[list, Condition("a list of whole numbers", lambda n: all(slot
 _NAMES: dict[Any, str] = {
   # Widths and lengths: each is the size of a tensor's axis or divides one.
   Size: """
-    position_buckets inner_group_num num_hidden_groups attention_heads block_size d_ff d_kv d_model
+    position_buckets inner_group_num num_hidden_groups attention_heads block_size d_ff d_head d_inner d_kv
+    d_model
     decoder_attention_heads decoder_ffn_dim decoder_hidden_size decoder_intermediate_size decoder_num_attention_heads
     embed_dim embedding_size encoder_attention_heads encoder_ffn_dim ffn_dim ffn_hidden_size global_attn_every_n_layers
     head_dim hidden_size intermediate_size n_embd n_embed n_head n_heads n_inner n_positions num_attention_heads
@@ -62,7 +63,7 @@ _NAMES: dict[Any, str] = {
     use_parallel_residual use_qk_norm norm_topk_prob truncate use_sliding_window
   """,
   str: """
-    activation activation_function afn attention_type backbone dense_act_fn feed_forward_proj hidden_act
+    activation activation_function afn attention_type backbone dense_act_fn feed_forward_proj ff_activation hidden_act
     hidden_activation layer_type model_type rope_type type
   """,
   Texts: "architectures layer_types out_features",

@@ -41,6 +41,9 @@ SMALL_CORES = {  # arguments of cores at lengths of 8 and 10
 EXCEPTIONS = {"bigbird": {"packing", "length"}, "linformer": {"packing"}, "memory_compressed": {"packing"}}
 
 
+PRETRAINING = {"xlnet": {"unknown"}}  # parameters that only a family's own objective reads
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
   """A shrunk variant of a family."""
@@ -110,6 +113,7 @@ def shrunk(variant: Variant, **changes) -> Variant:
     variant,
     dims=Dims(embed=16, heads=4, kv_heads=kv_heads, head_dim=8 if partial else 4, mlp=32, layers=layers),
     design=design,
+    tokens=dataclasses.replace(variant.tokens, pad=0) if variant.tokens.pad in range(3, VOCAB) else variant.tokens,
     vocab_size=VOCAB,
     embed=8 if variant.embed else None,
     decoder_layers=layers if variant.decoder_layers else None,

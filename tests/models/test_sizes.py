@@ -198,6 +198,8 @@ ENCODERS = [
   ("deberta", "deberta-v3-base", 183_831_552, "86M and 98M, He et al. 2021; DebertaV2Model", dict(head="none")),
   ("deberta", "deberta-v3-large", 434_012_160, "304M and 131M, He et al. 2021; DebertaV2Model", dict(head="none")),
   ("deberta_rtd", "deberta-v3-base", 184_422_913 + 142_024_548, "6 layers with an MLM head, and 12 with a head"),
+  ("xlnet", "xlnet-base", 116_718_336, "117M; XLNetModel", dict(head="none")),
+  ("xlnet", "xlnet-large", 360_268_800, "360M; XLNetModel", dict(head="none")),
   ("bigbird", "bigbird-roberta-base", 128_111_286 - 590_592, "BigBirdForMaskedLM less the pooler it does not read"),
   ("bigbird", "bigbird-roberta-large", 360_225_974 - 1_049_600, "BigBirdForMaskedLM less the pooler it does not read"),
   ("modernbert", "modernbert-base", 149_655_232, "149M, Warner et al. 2024, section 2.1; ModernBertForMaskedLM"),

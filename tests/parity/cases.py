@@ -27,6 +27,7 @@ class Case:
     outputs: theirs -> ours, besides logits.
     logits: their name of them; empty where they have none.
     size: height and width of padded images.
+    predicted: number of tokens that a query stream predicts in a random order.
   """
 
   model: str
@@ -39,6 +40,7 @@ class Case:
   outputs: dict = dataclasses.field(default_factory=dict)
   logits: str = "logits"
   size: tuple[int, int] = (0, 0)
+  predicted: int = 0
 
 
 T5 = dict(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0)
@@ -81,6 +83,7 @@ DEBERTA = ALBERT | dict(
   max_relative_positions=-1,
   max_position_embeddings=11,
 )
+XLNET = dict(vocab_size=VOCAB, d_model=20, n_layer=3, n_head=5, d_inner=28)
 SPARSE = BERT | dict(block_size=4, num_random_blocks=1)
 MODERN = dict(
   vocab_size=VOCAB,
@@ -174,6 +177,13 @@ CASES = {
   "deberta-v3-tokens": _encoder("ForTokenClassification", "DebertaV2", DEBERTA | dict(position_buckets=4)),
   "deberta-v3-spans": _encoder("ForQuestionAnswering", "DebertaV2", DEBERTA, **SPANS),
   "deberta-v3-body": _encoder("Model", "DebertaV2", DEBERTA, logits="last_hidden_state"),
+  "xlnet": _encoder("LMHeadModel", "XLNet", XLNET),
+  "xlnet-permuted": _encoder(
+    "LMHeadModel", "XLNet", XLNET, predicted=4, logits="", outputs={"logits": "permutation_logits"}
+  ),
+  "xlnet-tokens": _encoder("ForTokenClassification", "XLNet", XLNET | dict(ff_activation="relu", d_model=24, n_head=4)),
+  "xlnet-spans": _encoder("ForQuestionAnsweringSimple", "XLNet", XLNET, **SPANS),
+  "xlnet-body": _encoder("Model", "XLNet", XLNET, logits="last_hidden_state"),
   "bigbird": _encoder("ForPreTraining", "BigBird", SPARSE, length=42, **NEXT),
   "bigbird-mlm": _encoder("ForMaskedLM", "BigBird", SPARSE | dict(rescale_embeddings=True, use_bias=False), length=44),
   "bigbird-full": _encoder("ForMaskedLM", "BigBird", BERT | dict(attention_type="original_full")),
@@ -330,6 +340,12 @@ def inputs(case: Case, pad: int, start: int) -> dict[str, np.ndarray]:
     return batch | {"decoder_input_tokens": decoder}
   if case.values.get("type_vocab_size", 2) > 1 and case.config != "ModernBertConfig":  # which has no types
     batch["encoder_token_types"] = np.broadcast_to(np.arange(T) > T // 3, (B, T)).astype(np.int32).copy()
+  if case.predicted:
+    order = np.zeros((B, T), np.int32)
+    for row, real in enumerate(batch["encoder_input_tokens"] != pad):
+      order[row, generator.permutation(np.flatnonzero(real))[: case.predicted]] = 1 + np.arange(case.predicted)
+    places = np.stack([np.flatnonzero(row) for row in order]).astype(np.int32)
+    batch |= {"encoder_order": order, "encoder_masked_positions": places}
   return batch
 
 

@@ -80,8 +80,13 @@ def run(case: cases.Case, model, batch: dict[str, np.ndarray]) -> dict[str, np.n
     arguments["decoder_input_ids"] = batch["decoder_input_tokens"]
   if "encoder_token_types" in batch:
     arguments["token_type_ids"] = batch["encoder_token_types"]
+  if case.predicted:  # a token that is predicted hides from those that are not predicted after it
+    order, places = batch["encoder_order"], batch["encoder_masked_positions"]
+    arguments["perm_mask"] = order[:, None] >= np.maximum(order, 1)[:, :, None]
+    arguments["target_mapping"] = places[..., None] == np.arange(tokens.shape[1])
   if "MultipleChoice" in case.model:  # one example, whose choices are the rows
     arguments = {n: x[None] for n, x in arguments.items()}
   with torch.no_grad():
-    out = model(**{n: torch.tensor(np.asarray(x, np.int64)) for n, x in arguments.items()})
+    kinds = {"perm_mask": np.float32, "target_mapping": np.float32}
+    out = model(**{n: torch.tensor(np.asarray(x, kinds.get(n, np.int64))) for n, x in arguments.items()})
   return {ours: getattr(out, theirs).numpy() for theirs, ours in names.items()}

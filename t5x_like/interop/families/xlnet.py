@@ -1,0 +1,131 @@
+"""XLNet, without the memory of earlier rows."""
+
+import dataclasses
+
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.interop import encoders
+from t5x_like.interop.encoders import Head
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.hf import only
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import xlnet
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("xlnet",)
+MODELS = (xlnet.Model,)
+HEADS = (
+  Head("LMHeadModel", "lm", {"lm_loss.bias": "bias"}),
+  Head("ForTokenClassification", "tokens", {"classifier": "out"}),
+  Head("ForQuestionAnsweringSimple", "spans", {"qa_outputs": "out"}),
+  Head("Model", "none", {}),
+)
+VECTORS = {"r_w_bias": "content_bias", "r_r_bias": "position_bias", "r_s_bias": "type_bias"}
+
+
+def build(fields: Fields, names: set[str]):
+  for name, *values in (
+    ("attn_type", "bi"),
+    ("bi_data", False),
+    ("clamp_len", -1),
+    ("same_length", False),
+    ("untie_r", True),
+    ("tie_word_embeddings", True),
+  ):
+    fields.only(name, *values)
+  fields.ignore("dropout", "mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "start_n_top", "end_n_top")
+  D, N = fields.take("d_model", 1024), fields.take("n_head", 16)
+  fields.only("d_head", D // N, None)
+  dims = Dims(D, N, N, D // N, fields.take("d_inner", 4096), fields.take("n_layer", 24))
+  design = dataclasses.replace(
+    xlnet.DESIGN,
+    norm_epsilon=fields.take("layer_norm_eps", 1e-12),
+    activation=fields.choose("ff_activation", encoders.ACTIVATIONS, "gelu"),
+    init_stddev=fields.values.get("initializer_range", 0.02),
+  )
+  tokens = encoders.special(fields, dataclasses.replace(xlnet.TOKENS, start=1, eos=2))
+  head = encoders.find_head(fields, names, "XLNet", HEADS)
+  variant = dataclasses.replace(xlnet.VARIANTS["xlnet-base"], dims=dims, design=design, tokens=tokens, head=head)
+  return xlnet.Model, {"variant": dataclasses.replace(variant, vocab_size=fields.take("vocab_size", 32_000))}
+
+
+def config(model, model_type: str | None) -> dict:
+  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  only(
+    model,
+    norm="layernorm",
+    norm_position="post",
+    biases=("mlp",),
+    attention_scale=None,
+    softcap=None,
+    windows=(None,),
+    experts=None,
+    activation=list(encoders.ACTIVATIONS.values()),
+    embed_scale=False,
+    embed_norm=False,
+    tied=True,
+    logits_scale=False,
+    logits_softcap=None,
+    logits_bias=True,
+  )
+  if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed or variant.embed:
+    raise UserError(f"{dims} with a table of width {variant.embed}: xlnet has heads that share the width, and no other")
+  head, labels = encoders.written_head("xlnet", variant, HEADS)
+  return {
+    "architectures": [f"XLNet{head.task}"],
+    "model_type": "xlnet",
+    "vocab_size": variant.vocab_size,
+    "d_model": dims.embed,
+    "n_layer": dims.layers,
+    "n_head": dims.heads,
+    "d_head": dims.head_dim,
+    "d_inner": dims.mlp,
+    "ff_activation": next(theirs for theirs, ours in encoders.ACTIVATIONS.items() if ours == design.activation),
+    "layer_norm_eps": design.norm_epsilon,
+    "initializer_range": design.init_stddev or 0.02,
+    "mem_len": None,
+    "pad_token_id": variant.tokens.pad,
+    "bos_token_id": variant.tokens.start,
+    "eos_token_id": variant.tokens.eos,
+    "tie_word_embeddings": True,
+    **labels,
+  }
+
+
+def tensors(m: Mapping) -> None:
+  variant, dims = m.model.variant, m.model.variant.dims
+  N, H, D = dims.heads, dims.head_dim, dims.embed
+  name = variant.head["name"] if isinstance(variant.head, dict) else variant.head
+  head = next(h for h in HEADS if h.name == name)
+  body = "" if head.task == "Model" else "transformer."
+
+  def shaped(theirs: str, ours: str, shape: tuple[int, ...], *index: int) -> None:
+    """Map a tensor whose axes of heads are apart."""
+    flat = (-1, N * H) if len(shape) == 3 else (-1,)
+    m.fused(theirs, [ours], *index, split=lambda x: [x.reshape(flat)], join=lambda xs: xs[0].reshape(shape))
+
+  m.copy(f"{body}word_embedding.weight", "embed/table")
+  m.fused(f"{body}mask_emb", ["unknown"], split=lambda x: [x[0, 0]], join=lambda xs: xs[0][None, None])
+  m.copies = {"lm_loss.weight": "transformer.word_embedding.weight"}
+  for layer, (_, at) in enumerate(places(m.model.encoder, dims.layers)):
+    theirs, ours = f"{body}layer.{layer}", "encoder/blocks"
+    attention = f"{ours}/self_attention/layer"
+    for theirs_of, ours_of in zip("qkvr", ("query", "key", "value", "relative")):
+      shaped(f"{theirs}.rel_attn.{theirs_of}", f"{attention}/{ours_of}/kernel", (D, N, H), at)
+    m.fused(
+      f"{theirs}.rel_attn.o",
+      [f"{attention}/out/kernel"],
+      at,
+      split=lambda x: [np.ascontiguousarray(x.reshape(D, N * H).T)],
+      join=lambda xs: xs[0].T.reshape(D, N, H),
+    )
+    for theirs_of, ours_of in VECTORS.items():
+      shaped(f"{theirs}.rel_attn.{theirs_of}", f"{attention}/{ours_of}", (N, H), at)
+    shaped(f"{theirs}.rel_attn.seg_embed", f"{attention}/types", (2, N, H), at)
+    m.norm(f"{theirs}.rel_attn.layer_norm", f"{ours}/self_attention/out_norm", at)
+    m.norm(f"{theirs}.ff.layer_norm", f"{ours}/mlp/out_norm", at)
+    m.linear(f"{theirs}.ff.layer_1", f"{ours}/mlp/layer/wi", at)
+    m.linear(f"{theirs}.ff.layer_2", f"{ours}/mlp/layer/wo", at)
+  for theirs, ours in head.tensors.items():
+    (m.copy if ours == "bias" else m.linear)(theirs, f"head/{ours}")

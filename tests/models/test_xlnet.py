@@ -1,0 +1,67 @@
+"""XLNet's query stream: what a prediction depends on, and the same in packed rows and at fewer places."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from families import Nudged, shrunk
+
+import tiny
+from t5x_like.errors import UserError
+from t5x_like.models import xlnet
+
+VARIANT = shrunk(xlnet.VARIANTS["xlnet-base"])
+TOKENS = np.random.default_rng(0).integers(3, 64, (2, 7)).astype(np.int32)
+TYPES = np.repeat([[0, 1]], (4, 3), axis=1).repeat(2, 0).astype(np.int32)
+ORDER = np.array([[0, 3, 0, 1, 2, 0, 4], [0, 0, 1, 0, 0, 2, 0]], np.int32)
+BATCH = {"encoder_input_tokens": TOKENS, "encoder_token_types": TYPES, "encoder_order": ORDER}
+
+
+@pytest.fixture(scope="module")
+def model():
+  return tiny.model(VARIANT, family=xlnet)
+
+
+def test_a_prediction_depends_on_given_tokens_and_on_those_predicted_before_it(model):
+  """By gradient; not on itself, though its content stands in the row, and not on what is predicted later."""
+  one = {name: x[:1] for name, x in BATCH.items()}
+
+  @jax.jit
+  def reach(model):
+    def states(nudge_SD):
+      nudged = jax.tree.map(lambda x: x, model)
+      nudged.embed = Nudged(model.embed, nudge_SD)
+      x_BTD, _, _ = nudged.encode(one)
+      return x_BTD[0] @ jnp.arange(16.0)  # a norm has made their sum constant
+
+    return jnp.abs(jax.jacrev(states)(jnp.zeros((7, 16)))).max(-1)  # [T, S]
+
+  content, query = np.split(np.asarray(reach(model)) > 0, 2)
+  order = ORDER[0]
+  seen = order[None] < order[:, None]
+  assert (query == seen)[order > 0].all()
+  assert (content == (order[None] <= order[:, None])).all()
+
+
+def test_places_packing_and_padding_change_nothing(model):
+  """All logits, those at masked places alone, and those of two sequences in one row with garbage behind them."""
+  places = np.array([[3, 4, 1, 6], [2, 5, 0, 0]], np.int32)
+  packed = {name: np.concatenate([x[0], x[1], x[0, :2]])[None] for name, x in BATCH.items()}
+  packed["encoder_segment_ids"] = np.repeat([1, 2, 0], (7, 7, 2)).astype(np.int32)[None]
+  packed["encoder_positions"] = np.concatenate([np.arange(n) for n in (7, 7, 2)]).astype(np.int32)[None]
+  run = jax.jit(lambda model, batch: model(batch)["permutation_logits"])
+  everywhere = run(model, BATCH)
+  some = run(model, BATCH | {"encoder_masked_positions": places})
+  together = np.asarray(run(model, packed)[0])
+  for row, predicted in ((0, places[0]), (1, places[1][:2])):
+    expected = np.asarray(everywhere[row])[predicted]
+    np.testing.assert_allclose(np.asarray(some[row])[: len(predicted)], expected, atol=1e-5)
+    np.testing.assert_allclose(together[7 * row + predicted], expected, atol=1e-5)
+  filled = model.generate(BATCH | {"encoder_masked_positions": places})["logits"].dense()
+  assert filled.shape == (2, 4, 64) and not np.allclose(filled[0, 2], some[0, 2])  # from fewer tokens
+
+
+def test_designs_without_its_attention_are_refused():
+  for change in ({"position": "rope"}, {"core": "auto"}, {"qk_norm": True}):
+    with pytest.raises(UserError, match="config.model.design: found .*XLNet's attention has its own positions"):
+      tiny.abstract(VARIANT, family=xlnet, design=change)
