@@ -77,7 +77,7 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
       del values.task  # all phases use the run's corpus
   config.checkpoint = {"every": 2 if debug else 100, "minutes": 0.2, "keep_last": 2}
   config.mesh = {"data": -1}
-  if config.task.name == "mlm":
+  if _told(config.task.name, "FEW_TARGETS"):
     with config.model.unlocked():
       config.model.design = dict(_ENCODER)
     config.batch_size = 8 if debug else 64  # only one token in seven is predicted
@@ -110,7 +110,7 @@ def _design(variant) -> dict[str, Any]:
 
 
 def _told(task: str | None, member: str) -> Any:
-  """Return `BUILT_IN` or `tiny` of a task's file, which describe its laptop form; None if it has no such member."""
+  """Return a member of a task's file that describes its laptop form, such as `tiny`; None if it has no such member."""
   return getattr(slots.module(task, tasks), member, None)
 
 

@@ -46,6 +46,7 @@ RECIPES = {  # one of every objective, and of every way to make its examples
   "configs/vit/base.py": ('--config.task.mixing={"mixup": 0.8, "cutmix": 1.0}', "--config.model.drop_path=0.2"),
   "configs/vit/mae.py": (),
   "configs/vit/masked_patches.py": (),
+  "configs/xlnet/base.py": (),
   "configs/clip/base.py": ("--config.objective.chunks=2",),
   "configs/clip/siglip.py": (),
 }

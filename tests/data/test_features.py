@@ -20,6 +20,7 @@ BUILT_IN = {"store": "builtin", "split": "train"}
     {"name": "denoising", "style": "bert_style"},
     {"name": "mlm", "length": 64},
     {"name": "mlm", "length": 64, "input_format": "segment_pair", "masking": "spans", "segment_ids": False},
+    {"name": "permutation_lm", "length": 64, "input_format": "segment_pair", "masking": "spans"},
     {"name": "prefix_lm", "length": 64},
     {"name": "prefix_lm", "architecture": "encoder_decoder"},
     {"name": "denoising", "style": "replace_spans", "inputs_length": 64, "as_decoder": "causal"},

@@ -9,11 +9,13 @@ Worked example, A = 5 6 7, B = 8 9, length 10, [CLS] 2, [SEP] 3:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from t5x_like.data import random
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
+
+Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]  # see `tasks.mlm`
 
 
 class Ids(NamedTuple):

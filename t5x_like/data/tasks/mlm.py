@@ -27,7 +27,7 @@ original BERT copied its corpus (ten copies, so with 40 epochs each mask is seen
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 from t5x_like.data import random, windows
 from t5x_like.data.document_chunks import Chunks
@@ -43,8 +43,8 @@ from t5x_like.slots import Length, Rate
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import special
 
-Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
 PACKED = ("segment_pair", "doc_sentences")
+FEW_TARGETS = True  # see `laptop`
 _FEATURES = {  # by the names of readers and masks
   "inputs": "encoder_input_tokens",
   "targets": "encoder_target_tokens",
@@ -79,7 +79,7 @@ def features(
 def task(
   *,
   length: Length = 512,
-  input_format: Format = "full_sentences",
+  input_format: segments.Format = "full_sentences",
   masking: Mode = "tokens",
   rate: float = 0.15,
   mask_share: float = 0.8,
