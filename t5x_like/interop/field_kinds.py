@@ -29,7 +29,7 @@ _NAMES: dict[Any, str] = {
   # Widths and lengths: each is the size of a tensor's axis or divides one.
   Size: """
     position_buckets inner_group_num num_hidden_groups attention_heads block_size d_ff d_head d_inner d_kv
-    d_model
+    d_model emb_dim
     decoder_attention_heads decoder_ffn_dim decoder_hidden_size decoder_intermediate_size decoder_num_attention_heads
     embed_dim embedding_size encoder_attention_heads encoder_ffn_dim ffn_dim ffn_hidden_size global_attn_every_n_layers
     head_dim hidden_size intermediate_size n_embd n_embed n_head n_heads n_inner n_positions num_attention_heads
@@ -41,7 +41,7 @@ _NAMES: dict[Any, str] = {
     sliding_window_pattern
   """,
   Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks num_sparse_encoder_layers "
-  "type_vocab_size max_window_layers",
+  "n_langs type_vocab_size max_window_layers",
   Size | Sizes: "image_size patch_size num_heads",
   Sizes: "depths hidden_sizes",
   Wholes: "pretrained_window_sizes mlp_only_layers",
@@ -57,6 +57,7 @@ _NAMES: dict[Any, str] = {
     logit_scale low_freq_factor mlp_ratio partial_rotary_factor rope_theta rotary_emb_base rotary_pct softmax_scale
   """,
   bool: """
+    gelu_activation use_lang_emb
     relative_attention share_att_key position_biased_input alibi attention_bias bias do_layer_norm_before enable_bias
     layer_norm_elementwise_affine mlp_bias multi_query new_decoder_architecture norm_bias parallel_attn qkv_bias
     rescale_embeddings scale_decoder_outputs scale_embedding tie_word_embeddings use_absolute_embeddings use_bias

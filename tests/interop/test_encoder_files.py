@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 import tiny
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
-from t5x_like.models import albert, bert, bigbird, deberta, electra, linformer, modernbert, roberta, xlnet
+from t5x_like.models import albert, bert, bigbird, deberta, electra, linformer, modernbert, roberta, xlm, xlnet
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
@@ -109,6 +109,7 @@ def test_a_pooler_that_nobody_reads_goes_along(tmp_path):
     ("deberta-v3", dict(norm_rel_ebd=None), "'norm_rel_ebd' is missing"),
     ("xlnet", dict(attn_type="uni"), "'attn_type' is 'uni'"),
     ("xlnet", dict(clamp_len=8), "'clamp_len' is 8"),
+    ("xlm", dict(sinusoidal_embeddings=True), "'sinusoidal_embeddings' is True"),
     ("bigbird", dict(attention_type="random"), "'attention_type' is 'random'"),
     ("modernbert", dict(mlp_bias=True), "'mlp_bias' is True"),
     ("modernbert", dict(layer_types=["full_attention", "chunked_attention"]), "'layer_types' is 'chunked_attention'"),
@@ -156,6 +157,7 @@ BERT, MODERN = shrunk(bert.VARIANTS["bert-base-uncased"]), shrunk(modernbert.VAR
     (electra, shrunk(electra.VARIANTS["electra-small"]), {}, "no Hugging Face family matches"),
     (albert, dataclasses.replace(shrunk(albert.VARIANTS["albert-base"]), embed=None), {}, "table of another width"),
     (deberta, shrunk(deberta.VARIANTS["deberta-v3-base"]), {}, "design.attention_scale is"),
+    (xlm, shrunk(xlm.VARIANTS["xlm-ende"]), {}, "an MLP four times as wide"),
     (xlnet, shrunk(xlnet.VARIANTS["xlnet-base"]), dict(head="classification"), "head 'classification'"),
   ],
   ids=lambda x: x if isinstance(x, str) else None,

@@ -84,6 +84,7 @@ DEBERTA = ALBERT | dict(
   max_position_embeddings=11,
 )
 XLNET = dict(vocab_size=VOCAB, d_model=20, n_layer=3, n_head=5, d_inner=28)
+XLM = dict(vocab_size=VOCAB, emb_dim=20, n_layers=3, n_heads=5, max_position_embeddings=13)
 SPARSE = BERT | dict(block_size=4, num_random_blocks=1)
 MODERN = dict(
   vocab_size=VOCAB,
@@ -184,6 +185,10 @@ CASES = {
   "xlnet-tokens": _encoder("ForTokenClassification", "XLNet", XLNET | dict(ff_activation="relu", d_model=24, n_head=4)),
   "xlnet-spans": _encoder("ForQuestionAnsweringSimple", "XLNet", XLNET, **SPANS),
   "xlnet-body": _encoder("Model", "XLNet", XLNET, logits="last_hidden_state"),
+  "xlm": _encoder("WithLMHeadModel", "XLM", XLM | dict(n_langs=3)),
+  "xlm-tokens": _encoder("ForTokenClassification", "XLM", XLM | dict(gelu_activation=False)),
+  "xlm-spans": _encoder("ForQuestionAnsweringSimple", "XLM", XLM, **SPANS),
+  "xlm-body": _encoder("Model", "XLM", XLM | dict(n_langs=2), logits="last_hidden_state"),
   "bigbird": _encoder("ForPreTraining", "BigBird", SPARSE, length=42, **NEXT),
   "bigbird-mlm": _encoder("ForMaskedLM", "BigBird", SPARSE | dict(rescale_embeddings=True, use_bias=False), length=44),
   "bigbird-full": _encoder("ForMaskedLM", "BigBird", BERT | dict(attention_type="original_full")),
@@ -338,7 +343,8 @@ def inputs(case: Case, pad: int, start: int) -> dict[str, np.ndarray]:
     decoder = generator.integers(3, VOCAB, (B, T - 2)).astype(np.int32)
     decoder[:, 0] = start
     return batch | {"decoder_input_tokens": decoder}
-  if case.values.get("type_vocab_size", 2) > 1 and case.config != "ModernBertConfig":  # which has no types
+  types = dict(ModernBertConfig=0, XLMConfig=case.values.get("n_langs", 0))  # XLM's languages are types
+  if types.get(case.config, case.values.get("type_vocab_size", 2)) > 1:
     batch["encoder_token_types"] = np.broadcast_to(np.arange(T) > T // 3, (B, T)).astype(np.int32).copy()
   if case.predicted:
     order = np.zeros((B, T), np.int32)

@@ -79,7 +79,7 @@ def run(case: cases.Case, model, batch: dict[str, np.ndarray]) -> dict[str, np.n
   if case.kind == "encoder_decoder":
     arguments["decoder_input_ids"] = batch["decoder_input_tokens"]
   if "encoder_token_types" in batch:
-    arguments["token_type_ids"] = batch["encoder_token_types"]
+    arguments["langs" if case.config == "XLMConfig" else "token_type_ids"] = batch["encoder_token_types"]
   if case.predicted:  # a token that is predicted hides from those that are not predicted after it
     order, places = batch["encoder_order"], batch["encoder_masked_positions"]
     arguments["perm_mask"] = order[:, None] >= np.maximum(order, 1)[:, :, None]

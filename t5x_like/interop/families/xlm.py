@@ -1,0 +1,128 @@
+"""XLM, the encoder, with or without vectors of languages."""
+
+import dataclasses
+
+from t5x_like.errors import UserError
+from t5x_like.interop import encoders
+from t5x_like.interop.encoders import Head
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.hf import only
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import xlm
+from t5x_like.nn.cores.auto import EXACT
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("xlm",)
+MODELS = (xlm.Model,)
+HEADS = (
+  Head("WithLMHeadModel", "linear_mlm", {"pred_layer.proj.bias": "lm/bias"}),
+  Head("ForTokenClassification", "tokens", {"classifier": "out"}),
+  Head("ForQuestionAnsweringSimple", "spans", {"qa_outputs": "out"}),
+  Head("Model", "none", {}),
+)
+
+
+def build(fields: Fields, names: set[str]):
+  for name, *values in (
+    ("sinusoidal_embeddings", False),
+    ("causal", False),
+    ("asm", False),
+    ("is_encoder", True),
+    ("tie_word_embeddings", True),
+  ):
+    fields.only(name, *values)
+  fields.ignore("dropout", "attention_dropout", "embed_init_std", "init_std", "start_n_top", "end_n_top", "share_inout")
+  fields.ignore("unk_index", "mask_index", "bos_index", "eos_index", "pad_index", "n_words", "lang_id", "id2lang")
+  fields.ignore("lang2id", "max_vocab", "min_count", "same_enc_dec")
+  D, N = fields.take("emb_dim", 2048), fields.take("n_heads", 16)
+  design = dataclasses.replace(
+    xlm.VARIANTS["xlm-xnli15"].design,
+    norm_epsilon=fields.take("layer_norm_eps", 1e-12),
+    activation="gelu" if fields.take("gelu_activation", True) else "relu",
+    position={"name": "learned", "length": fields.take("max_position_embeddings", 512)},
+  )
+  languages = fields.take("n_langs", 1)
+  languages = languages if languages > 1 and fields.take("use_lang_emb", True) else 0
+  fields.ignore("use_lang_emb")
+  variant = dataclasses.replace(
+    xlm.VARIANTS["xlm-xnli15"],
+    dims=Dims(D, N, N, D // N, 4 * D, fields.take("n_layers", 12)),
+    design=design,
+    vocab_size=fields.take("vocab_size", 30_145),
+    tokens=encoders.special(fields, xlm.TOKENS),
+    types=languages,
+    head=encoders.find_head(fields, names, "XLM", HEADS),
+  )
+  return xlm.Model, {"variant": variant}
+
+
+def config(model, model_type: str | None) -> dict:
+  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  only(
+    model,
+    norm="layernorm",
+    norm_position="post",
+    parallel="no",
+    biases=("qkv", "out", "mlp"),
+    qk_norm=False,
+    attention_scale=None,
+    softcap=None,
+    windows=(None,),
+    experts=None,
+    activation=["gelu", "relu"],
+    embed_scale=False,
+    embed_norm=True,
+    core=[*EXACT],
+  )
+  position = {"name": design.position} if isinstance(design.position, str) else design.position
+  if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset"):
+    raise UserError(f"design.position is {design.position!r}; xlm supports only 'learned' without an offset")
+  shape = dims.kv_heads, dims.head_dim * dims.heads, dims.mlp
+  if shape != (dims.heads, dims.embed, 4 * dims.embed) or variant.embed or variant.types == 1:
+    raise UserError(
+      f"{dims} with types={variant.types}, embed={variant.embed}: xlm has heads that share the width, an MLP four "
+      "times as wide, a table as wide as the stack, and no language or several"
+    )
+  head, labels = encoders.written_head("xlm", variant, HEADS)
+  return {
+    "architectures": [f"XLM{head.task}"],
+    "model_type": "xlm",
+    "vocab_size": variant.vocab_size,
+    "emb_dim": dims.embed,
+    "n_layers": dims.layers,
+    "n_heads": dims.heads,
+    "n_langs": variant.types or 1,
+    "use_lang_emb": variant.types > 0,
+    "gelu_activation": design.activation == "gelu",
+    "max_position_embeddings": position.get("length", 512),
+    "layer_norm_eps": design.norm_epsilon,
+    "pad_token_id": variant.tokens.pad,
+    "bos_token_id": variant.tokens.start,
+    "eos_token_id": variant.tokens.eos,
+    "tie_word_embeddings": True,
+    **labels,
+  }
+
+
+def tensors(m: Mapping) -> None:
+  variant = m.model.variant
+  name = variant.head["name"] if isinstance(variant.head, dict) else variant.head
+  head = next(h for h in HEADS if h.name == name)
+  body = "" if head.task == "Model" else "transformer."
+  m.ignored = ("position_ids",)
+  m.copies = {"pred_layer.proj.weight": "transformer.embeddings.weight"}
+  m.copy(f"{body}embeddings.weight", "embed/table")
+  m.copy(f"{body}position_embeddings.weight", "inputs/position/table")
+  if variant.types:
+    m.copy(f"{body}lang_embeddings.weight", "inputs/types/table")
+  m.norm(f"{body}layer_norm_emb", "inputs/norm")
+  for layer, (_, at) in enumerate(places(m.model.encoder, variant.dims.layers)):
+    ours = "encoder/blocks"
+    attention = ("q_lin", "k_lin", "v_lin", "out_lin")
+    m.attention(f"{body}attentions.{layer}", f"{ours}/self_attention/layer", at, names=attention)
+    m.norm(f"{body}layer_norm1.{layer}", f"{ours}/self_attention/out_norm", at)
+    m.linear(f"{body}ffns.{layer}.lin1", f"{ours}/mlp/layer/wi", at)
+    m.linear(f"{body}ffns.{layer}.lin2", f"{ours}/mlp/layer/wo", at)
+    m.norm(f"{body}layer_norm2.{layer}", f"{ours}/mlp/out_norm", at)
+  for theirs, ours in head.tensors.items():
+    (m.copy if ours.endswith("bias") else m.linear)(theirs, f"head/{ours}")
