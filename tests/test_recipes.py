@@ -44,6 +44,7 @@ CORPUS = (
   "shared",
   "period",
   "text",
+  "pair",
   "labels",
   "template",
   "image_field",

@@ -211,6 +211,16 @@ class Masking:
     return chosen_BL, inside(tf.where(real_BS, a_BS - 1, 0)), inside(b_BS)
 
 
+def places(weights_BL: tf.Tensor, most: int) -> tf.Tensor:
+  """Return the predicted positions in order, int32 [B, most]; unused places are 0, the position of [CLS]."""
+  chosen_BL = weights_BL > 0
+  row_n, place_n = tf.unstack(tf.cast(tf.where(chosen_BL), tf.int32), axis=1)
+  count_B = tf.reduce_sum(tf.cast(chosen_BL, tf.int32), axis=1)
+  number_n = tf.range(tf.size(row_n)) - tf.gather(tf.cumsum(count_B, exclusive=True), row_n)
+  places_BK = tf.scatter_nd(tf.stack([row_n, number_n], axis=1), place_n, [tf.size(count_B), most])
+  return tf.ensure_shape(places_BK, [weights_BL.shape[0], most])
+
+
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
   """Return the ids of text, ascending, int32 [N]: no special ids, and no sentinels lent for special pieces."""
   ordinary = np.ones(vocabulary.size, bool)

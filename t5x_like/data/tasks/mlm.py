@@ -33,7 +33,7 @@ from t5x_like.data import random, windows
 from t5x_like.data.document_chunks import Chunks
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.preprocessors import segments, sentences
-from t5x_like.data.preprocessors.masking import Masking, Mode
+from t5x_like.data.preprocessors.masking import Masking, Mode, places
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.tasks import _packed_rows
@@ -186,16 +186,6 @@ def task(
     features=described,
     batch=batch,
   )
-
-
-def places(weights_BL: tf.Tensor, most: int) -> tf.Tensor:
-  """Return the predicted positions in order, int32 [B, most]; unused places are 0, the position of [CLS]."""
-  chosen_BL = weights_BL > 0
-  row_n, place_n = tf.unstack(tf.cast(tf.where(chosen_BL), tf.int32), axis=1)
-  count_B = tf.reduce_sum(tf.cast(chosen_BL, tf.int32), axis=1)
-  number_n = tf.range(tf.size(row_n)) - tf.gather(tf.cumsum(count_B, exclusive=True), row_n)
-  places_BK = tf.scatter_nd(tf.stack([row_n, number_n], axis=1), place_n, [tf.size(count_B), most])
-  return tf.ensure_shape(places_BK, [weights_BL.shape[0], most])
 
 
 class FullSentences:
