@@ -4,9 +4,15 @@ import dataclasses
 from types import ModuleType
 from typing import Any, ClassVar
 
-from t5x_like.architectures.build import StackBuilder
+import jax
+from flax import nnx
+
+from t5x_like.architectures.build import POSITION, StackBuilder
+from t5x_like.errors import UserError
 from t5x_like.nn import image_positions
 from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.layer import Context, Layer
+from t5x_like.nn.positions import Position
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +25,42 @@ class GridStackBuilder(StackBuilder):
   """
 
   SCHEMES: ClassVar[ModuleType] = image_positions
+  PLACES: ClassVar[tuple[str, ...]] = ("inputs", "stack", "layer")
 
   grid: Grid = Grid(0, 0)
   key_grid: Grid | None = None
 
   def scheme_arguments(self) -> dict[str, Any]:
     return super().scheme_arguments() | {"grid": self.grid, "key_grid": self.key_grid}
+
+  def _place(self, spec: str | dict) -> str:
+    if (place := super()._place(spec)) not in self.PLACES:
+      raise UserError(f"{POSITION}: found {spec!r}, but this model adds positions to its inputs alone; leave out 'at'")
+    return place
+
+
+class EveryLayerBuilder(GridStackBuilder):
+  """A builder of stacks whose blocks may begin by adding positions (Dosovitskiy et al. 2021, appendix D.4)."""
+
+  PLACES = (*GridStackBuilder.PLACES, "every_layer", "every_layer_shared")
+
+  def shared(self, rngs: nnx.Rngs) -> Position | None:
+    """Build the scheme whose vectors all layers add, given to the stack as `Context.places`; None without one."""
+    return self._position_at("every_layer_shared", self.schemes[0], rngs)
+
+  def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
+    parts, place = super()._layer(turn, rngs), self._place(self.schemes[0])
+    own = self._position_at("every_layer", self.schemes[0], rngs)
+    return {"position": Placed(own)} | parts if place.startswith("every_layer") else parts
+
+
+class Placed(Layer):
+  """The first sublayer of a block, which adds the vectors of its own scheme, or `context.places`."""
+
+  def __init__(self, scheme: Position | None):
+    self.scheme = scheme
+
+  def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
+    if self.scheme is None:
+      return x_BTD + context.places, {}, cache
+    return self.scheme.embed(x_BTD, context.mask.q_pos), {}, cache

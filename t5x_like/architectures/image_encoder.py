@@ -14,7 +14,7 @@ from t5x_like.architectures import heads
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
 from t5x_like.architectures.build import chosen, computed, deepnorm_weights
 from t5x_like.architectures.design import Design
-from t5x_like.architectures.grid_stack import GridStackBuilder
+from t5x_like.architectures.grid_stack import EveryLayerBuilder
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, subkey
@@ -117,8 +117,8 @@ class ImageEncoder(nnx.Module):
     deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
     depths = path_depths(self.drop_path_rates, (dims.layers,), 0)
     common = dict(causal=False, deepnorm=deepnorm, grid=variant.grid, depths=depths)
-    parts = GridStackBuilder(variant.design, dims, **common, **options)
-    self.inputs = parts.inputs(rngs)
+    parts = EveryLayerBuilder(variant.design, dims, **common, **options)
+    self.inputs, self.position = parts.inputs(rngs), parts.shared(rngs)
     self.encoder = parts.stack(rngs)
     given = dict(rngs=rngs, variant=variant, **options)
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
@@ -171,7 +171,7 @@ class ImageEncoder(nnx.Module):
       tokens_BED = jnp.broadcast_to(self.tokens[...].astype(self.dtype), (B, E, x_BTD.shape[-1]))
       x_BTD = jnp.concatenate([tokens_BED, x_BTD], axis=1)
     x_BTD = self.inputs(x_BTD, pos, None, subkey(key, 0))
-    return encoded(self.encoder, x_BTD, pos, subkey(key, 1), aligned=kept_BK is None)
+    return encoded(self.encoder, x_BTD, pos, subkey(key, 1), aligned=kept_BK is None, position=self.position)
 
 
 def path_depths(rates: DropPathRates, layers: tuple[int, ...], stage: int) -> tuple[float, ...]:

@@ -7,11 +7,20 @@ import jax.numpy as jnp
 
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask
+from t5x_like.nn.positions import Position
 from t5x_like.nn.stack import Stack
 from t5x_like.parallel.constrain import constrain, ways
 
 
-def encoded(stack: Stack, x_BTD: jax.Array, pos_BT: jax.Array, key: jax.Array | None, *, aligned: bool):
+def encoded(
+  stack: Stack,
+  x_BTD: jax.Array,
+  pos_BT: jax.Array,
+  key: jax.Array | None,
+  *,
+  aligned: bool,
+  position: Position | None = None,
+):
   """Run a bidirectional stack and return ([B, T, D], auxiliary scalars).
 
   An image's patches and class token rarely divide evenly among devices, so masked tokens pad the sequence.
@@ -19,6 +28,7 @@ def encoded(stack: Stack, x_BTD: jax.Array, pos_BT: jax.Array, key: jax.Array | 
   Args:
     pos_BT: int32 [B or 1, T].
     aligned: whether positions equal sequence indices, as in `Mask.aligned`.
+    position: a scheme whose vectors become `Context.places`.
   """
   T = x_BTD.shape[1]
   more, valid = -T % math.lcm(ways("length"), ways("residual_length")), None
@@ -28,5 +38,6 @@ def encoded(stack: Stack, x_BTD: jax.Array, pos_BT: jax.Array, key: jax.Array | 
     valid = (jnp.arange(T + more) < T)[None]
   x_BTD = constrain(x_BTD, "batch", "residual_length", "activation_embed")
   mask = Mask(pos_BT, pos_BT, k_valid=valid, aligned=aligned and not more)
-  x_BTD, aux, _ = stack(x_BTD, Context(mask=mask), key=key)
+  places = None if position is None else position.embed(jnp.zeros_like(x_BTD), pos_BT)
+  x_BTD, aux, _ = stack(x_BTD, Context(mask=mask, places=places), key=key)
   return x_BTD[:, :T], aux

@@ -48,6 +48,8 @@ def case(family="vit", position=None, **changes) -> families.Case:
 
 CASES = [case(family) for family in FAMILIES] + [case(position=name) for name in POSITIONS if name != "learned_1d"]
 CASES += [case(position={"name": "relative_2d", "shared": True}, class_tokens=0)]
+EVERYWHERE = [{"name": f"learned_{n}d", "at": at} for n, at in ((1, "every_layer"), (2, "every_layer_shared"))]
+CASES += [case(position=one) for one in EVERYWHERE]
 AUTOENCODER = {"name": "reconstruction", "depth": 2, "embed": 8, "heads": 4, "mlp": 16}
 CASES += [case(position="sinusoidal_2d", head=AUTOENCODER), case(head={"name": "patch_colours"})]
 LATER = (
@@ -84,7 +86,7 @@ def test_a_sequence_that_does_not_divide_among_devices_is_split_all_the_same(cho
   assert not rules.dropped
 
 
-@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("name", [*POSITIONS, *EVERYWHERE], ids=str)
 def test_without_positions_the_order_of_patches_means_nothing(name):
   chosen = case(position=name)
   model, image = families.model(chosen), families.whole(chosen, 2)["image"]
@@ -140,6 +142,25 @@ def test_layer_scale_is_a_factor_of_what_each_sublayer_adds():
       dataclasses.replace(plain.variant.design, layer_scale=0.1, **change)
 
 
+@pytest.mark.parametrize("name", more.beyond(1, ["learned_1d", "learned_2d"]))
+def test_positions_of_every_layer_are_the_shared_ones_repeated_and_the_inputs_ones_followed_by_zeros(name):
+  def logits(at, arrays):
+    chosen = case(position={"name": name, "at": at})
+    return np.asarray(params.with_arrays(families.abstract(chosen), arrays)(families.whole(chosen, 2))["logits"])
+
+  arrays = families.arrays(case(position={"name": name, "at": "every_layer"}))
+  start = "encoder/blocks/position/scheme/"
+  tables = {n.removeprefix(start): x for n, x in arrays.items() if n.startswith(start)}
+  others = {n: x for n, x in arrays.items() if not n.startswith(start)}
+  assert tables and all(len(x) == 2 for x in tables.values())
+  once = {n: x.at[1].set(0) for n, x in tables.items()}
+  at_inputs = logits("inputs", others | {f"inputs/position/{n}": x[0] for n, x in tables.items()})
+  close(logits("every_layer", others | {start + n: x for n, x in once.items()}), at_inputs)
+  shared = logits("every_layer_shared", others | {f"position/{n}": x[0] for n, x in tables.items()})
+  close(logits("every_layer", others | {start + n: x[:1].repeat(2, 0) for n, x in tables.items()}), shared)
+  assert np.abs(shared - at_inputs).max() > 1e-2
+
+
 def test_every_pixel_is_seen():
   chosen = case()
   image = families.whole(chosen, 1)["image"]
@@ -178,10 +199,11 @@ def test_a_table_is_interpolated_for_another_grid():
   np.testing.assert_array_equal(learned_1d.cubic(8, 16)[7, 2:6], weights)
 
 
-@pytest.mark.parametrize("name", ["learned_1d", "learned_2d", "relative_1d", "relative_2d"])
+@pytest.mark.parametrize("name", ["learned_1d", "learned_2d", "relative_1d", "relative_2d", EVERYWHERE[0]], ids=str)
 def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
   """Tables that grow linearly from cell to cell still do, away from the border, at the same places of the image."""
-  models = [families.abstract(case(position=name, resolution=side)) for side in (12, 24)]
+  position, name = name, name if isinstance(name, str) else name["name"]
+  models = [families.abstract(case(position=position, resolution=side)) for side in (12, 24)]
   small, large = (params.named_params(model) for model in models)
   changed = [n for n in small if small[n].shape != large[n].shape]
   assert changed and all("position" in n for n in changed)
@@ -203,7 +225,7 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
     np.testing.assert_allclose(steps[..., inner, :, :], 1 / between.shape[-3], rtol=0.35)  # cubic of a = -0.75
     same = other_runs._resized(n, jnp.asarray(table), small[n], (models[0], models[0]), "runs/other")
     np.testing.assert_allclose(same, table, atol=1e-6)
-  other = families.abstract(case(position=name, resolution=24, class_tokens=2, dims=Dims(16, 4, 4, 4, 32, 2)))
+  other = families.abstract(case(position=position, resolution=24, class_tokens=2, dims=Dims(16, 4, 4, 4, 32, 2)))
   if name == "learned_1d":
     with pytest.raises(UserError, match="cannot be resized: 1 extra tokens, expected 2"):
       other_runs._resized(
@@ -240,6 +262,7 @@ def test_sinusoidal_positions_tell_rows_and_columns():
     ({}, (1, 8, 8, 3), "config.model.resolution: the model is for images of .6, 6, 3., found .8, 8, 3."),
     ({}, (1, 6, 6, 1), "config.model.channels: the model is for images of .6, 6, 3., found .6, 6, 1."),
     ({"class_tokens": 0, "head": {"name": "image_classification", "pooling": "token"}}, None, "found 'token'"),
+    ({"family": "swin", "position": EVERYWHERE[0]}, None, "config.model.design.position: found .*'every_layer'.*'at'"),
   ],
 )
 def test_what_does_not_fit_is_refused(changes, shape, words):

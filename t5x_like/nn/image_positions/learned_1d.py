@@ -7,25 +7,27 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.image_positions import At, Grid
 from t5x_like.nn.positions.learned import LearnedPosition
 
 
 class LearnedPatches(LearnedPosition):
-  """A vector for each extra token and each patch (Dosovitskiy et al. 2021, equation 1)."""
+  """A vector for each extra token and each patch (Dosovitskiy et al. 2021, equation 1), added `at` the inputs or in layers."""
 
-  def __init__(self, rngs: nnx.Rngs, width: int, init: Callable, grid: Grid):
+  def __init__(self, rngs: nnx.Rngs, width: int, init: Callable, grid: Grid, *, at: At = "inputs"):
     super().__init__(rngs, width, init, length=grid.length)
-    self.grid = grid
+    self.grid, self.place = grid, at
 
   def resized(self, table: jax.Array, other: "LearnedPatches") -> jax.Array:
-    """Interpolate another grid's table for this one, in two dimensions (section 3.2); extra tokens keep their rows."""
+    """Interpolate another grid's table [..., rows, D] for this one, in two dimensions (section 3.2); extra tokens keep
+    their rows."""
     if other.grid.extra != self.grid.extra:
       raise ValueError(f"{other.grid.extra} extra tokens, expected {self.grid.extra}")
-    extra, patches = table[: self.grid.extra], table[self.grid.extra :]
-    patches = patches.reshape(other.grid.rows, other.grid.columns, -1)
+    (*layers, _, D), extra, patches = table.shape, table[..., : self.grid.extra, :], table[..., self.grid.extra :, :]
+    patches = patches.reshape(*layers, other.grid.rows, other.grid.columns, D)
     rows, columns = cubic(other.grid.rows, self.grid.rows), cubic(other.grid.columns, self.grid.columns)
-    return jnp.concatenate([extra, jnp.einsum("yr,xc,rcd->yxd", rows, columns, patches).reshape(-1, table.shape[1])])
+    patches = jnp.einsum("yr,xc,...rcd->...yxd", rows, columns, patches).reshape(*layers, -1, D)
+    return jnp.concatenate([extra, patches], axis=-2)
 
 
 def cubic(old: int, new: int) -> np.ndarray:

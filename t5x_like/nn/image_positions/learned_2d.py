@@ -8,7 +8,7 @@ from flax import nnx
 
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.image_positions import At, Grid
 from t5x_like.nn.image_positions.learned_1d import cubic
 from t5x_like.nn.positions import Position
 
@@ -16,18 +16,16 @@ from t5x_like.nn.positions import Position
 class RowsAndColumns(Position):
   """Half of the channels encode the row, half the column (Dosovitskiy et al. 2021, appendix D.4).
 
-  Extra tokens have vectors of their own.
+  Extra tokens have vectors of their own. Vectors are added `at` the inputs or in layers.
   """
 
-  place = "inputs"
-
-  def __init__(self, rngs: nnx.Rngs, width: int, init: Callable, grid: Grid):
+  def __init__(self, rngs: nnx.Rngs, width: int, init: Callable, grid: Grid, *, at: At = "inputs"):
     if width % 2:
       raise UserError(f"config.model.design.position: learned_2d needs an even width, found {width}")
     self.rows = params.param(rngs, init, (grid.rows, width // 2), (None, None))
     self.columns = params.param(rngs, init, (grid.columns, width // 2), (None, None))
     self.extra = params.param(rngs, init, (grid.extra, width), (None, None)) if grid.extra else None
-    self.grid = grid
+    self.grid, self.place = grid, at
 
   def embed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
     rows, columns = self.rows[...][:, None], self.columns[...][None]
@@ -40,7 +38,7 @@ class RowsAndColumns(Position):
 
   def resized(self, table: jax.Array, other: "RowsAndColumns") -> jax.Array:
     """Interpolate the row (or column) vectors of another grid for this one; both grids are square."""
-    return jnp.einsum("Yy,yd->Yd", cubic(len(table), self.grid.rows), table)
+    return jnp.einsum("Yy,...yd->...Yd", cubic(table.shape[-2], self.grid.rows), table)
 
 
 make = RowsAndColumns
