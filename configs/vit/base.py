@@ -5,20 +5,20 @@
 
 300 epochs of 1,281,167 images at batch 4096, parts of the images at 224 x 224 and their mirror images; Adam up to 3e-3
 over 10,000 steps and down a cosine to 0, decay 0.3, dropout 0.1, gradients clipped to norm 1. `:large` and `:huge` are
-ViT-L/16 and ViT-H/14. Another resolution: --config.init.workdir=runs/vit_b16 --config.model.resolution=384
---config.task.resolution=384. Expected of B/16 after fine-tuning at 384: 77.9 % top-1 (table 5). 32 chips of TPU v3 or
-more. Not run at full size here.
+ViT-L/16 and ViT-H/14, `:hybrid` is R50+ViT-B/16, whose patches are cells of a ResNet's map. Another resolution:
+--config.init.workdir=runs/vit_b16 --config.model.resolution=384 --config.task.resolution=384. Expected of B/16 after
+fine-tuning at 384: 77.9 % top-1 (table 5). 32 chips of TPU v3 or more. Not run at full size here.
 """
 
 from typing import Literal
 
 from t5x_like.config import defaults
 
-_SIZES = {"base": "vit-b16", "large": "vit-l16", "huge": "vit-h14"}
+_SIZES = {"base": "vit-b16", "large": "vit-l16", "huge": "vit-h14", "hybrid": "vit-r50-b16"}
 _IMAGES = 1_281_167
 
 
-def get_config(size: Literal["base", "large", "huge"] = "base"):
+def get_config(size: Literal["base", "large", "huge", "hybrid"] = "base"):
   config = defaults()
 
   head = {"name": "image_classification", "labels": 1000, "hidden": True}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like import slots
-from t5x_like.architectures import heads
+from t5x_like.architectures import backbones, heads
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
 from t5x_like.architectures.build import chosen, computed, deepnorm_weights
 from t5x_like.architectures.design import Design
@@ -23,6 +23,7 @@ from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import positions
 from t5x_like.nn.norm import Identity
+from t5x_like.parallel.constrain import constrain
 from t5x_like.slots import Count, Positive, Rate
 
 DropPathRates = Literal["linear", "uniform"]
@@ -41,6 +42,8 @@ class ImageVariant:
     class_tokens: number of learned vectors before the patches: 1 in ViT, 2 in DeiT, 0 where patches are averaged.
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
     patch_bias: whether the projection of the patches has a bias.
+    backbone: one of `architectures.backbones`, whose map is cut into patches (the hybrid of section 3.1); None for
+      patches of pixels.
   """
 
   dims: Dims
@@ -51,6 +54,7 @@ class ImageVariant:
   class_tokens: Count = 1
   head: str | dict = "image_classification"
   patch_bias: bool = True
+  backbone: str | dict | None = None
 
   @property
   def grid(self) -> Grid:
@@ -109,10 +113,15 @@ class ImageEncoder(nnx.Module):
       found = f"found {variant.resolution} with patches of {variant.patch}"
       raise UserError(f"config.model.resolution: {found}, expected a multiple of the patch")
     init, E = variant.design.table_init(), variant.class_tokens
-    pixels = variant.patch**2 * variant.channels
-    self.patches = Linear(
-      (pixels, dims.embed), (None, "embed"), params.fan_in_normal(pixels), rngs, bias=variant.patch_bias
-    )
+    self.backbone = self._backbone(rngs) if variant.backbone else None
+    cells, width = (self.backbone.stride, self.backbone.width) if self.backbone else (1, variant.channels)
+    if variant.patch % cells:
+      raise UserError(
+        f"config.model.patch: found {variant.patch}, expected a multiple of the backbone's stride, {cells}"
+      )
+    inputs = (variant.patch // cells) ** 2 * width
+    init, bias = params.fan_in_normal(inputs), variant.patch_bias
+    self.patches = Linear((inputs, dims.embed), (None, "embed"), init, rngs, bias=bias)
     self.tokens = params.param(rngs, init, (E, dims.embed), (None, "embed")) if E else None
     deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
     depths = path_depths(self.drop_path_rates, (dims.layers,), 0)
@@ -124,6 +133,12 @@ class ImageEncoder(nnx.Module):
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
     if not getattr(self.head, "norm_before", True):
       self.encoder = self.encoder.without(final_norm=Identity())
+    if self.backbone and getattr(self.head, "places", ()):
+      raise UserError(f"config.model.head: found {variant.head!r}, but through a backbone patches see their neighbours")
+
+  def _backbone(self, rngs: nnx.Rngs) -> nnx.Module:
+    given = dict(rngs=rngs, channels=self.variant.channels)
+    return slots.make("config.model.backbone", self.variant.backbone, backbones, "make", **given)
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     return self.outputs(batch, key)
@@ -161,7 +176,7 @@ class ImageEncoder(nnx.Module):
       kept_BK: int32, the indices of the patches to encode; None for all, in raster order.
       change: function of the projected patches [B, T, D], applied before positions are added.
     """
-    x_BTD = self.patches(patchified(image_BYXC, self.variant).astype(self.dtype))
+    x_BTD = self.patches(self._patched(image_BYXC).astype(self.dtype))
     x_BTD = x_BTD if change is None else change(x_BTD)
     B, E, pos = len(x_BTD), self.variant.class_tokens, positions(self.variant.grid.length)
     if kept_BK is not None:
@@ -172,6 +187,14 @@ class ImageEncoder(nnx.Module):
       x_BTD = jnp.concatenate([tokens_BED, x_BTD], axis=1)
     x_BTD = self.inputs(x_BTD, pos, None, subkey(key, 0))
     return encoded(self.encoder, x_BTD, pos, subkey(key, 1), aligned=kept_BK is None, position=self.position)
+
+  def _patched(self, image_BYXC: jax.Array) -> jax.Array:
+    """Return patches [B, T, inputs of the projection], of pixels or of the backbone's map."""
+    if self.backbone is None:
+      return patchified(image_BYXC, self.variant)
+    check(image_BYXC, self.variant)
+    map_BYXC = self.backbone(constrain(image_BYXC.astype(self.dtype), "batch", None, None, None))
+    return cut(map_BYXC, self.variant.patch // self.backbone.stride, self.variant.grid)
 
 
 def path_depths(rates: DropPathRates, layers: tuple[int, ...], stage: int) -> tuple[float, ...]:
@@ -190,10 +213,14 @@ def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
   Zeros fill the last patches where an image ends before them. Raises as `check`.
   """
   check(image_BYXC, variant)
-  B, P, grid = len(image_BYXC), variant.patch, variant.grid
-  below, right = (cells * P - variant.resolution for cells in (grid.rows, grid.columns))
-  x = jnp.pad(image_BYXC, ((0, 0), (0, below), (0, right), (0, 0)))
-  x = x.reshape(B, grid.rows, P, grid.columns, P, variant.channels)
+  return cut(image_BYXC, variant.patch, variant.grid)
+
+
+def cut(x_BYXC: jax.Array, P: int, grid: Grid) -> jax.Array:
+  """Cut an image or a map into patches of P x P cells, as `patchified`."""
+  B, Y, X, C = x_BYXC.shape
+  x = jnp.pad(x_BYXC, ((0, 0), (0, grid.rows * P - Y), (0, grid.columns * P - X), (0, 0)))
+  x = x.reshape(B, grid.rows, P, grid.columns, P, C)
   return jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, grid.patches, -1)
 
 

@@ -2,7 +2,8 @@
 
 Patches through a pre-norm encoder with biases everywhere and exact GELU; a class token, and learned positions in raster
 order. `design.position` is any scheme of `nn.image_positions` (the paper's table 8), `class_tokens=0` averages the
-patches instead. S and Ti are DeiT's sizes (Touvron et al. 2021, table 1).
+patches instead. S and Ti are DeiT's sizes (Touvron et al. 2021, table 1). The hybrids cut their patches out of a
+ResNet's map (table 6; R26 of Steiner et al. 2021, arXiv:2106.10270).
 """
 
 from t5x_like.architectures.design import Design
@@ -21,8 +22,15 @@ DESIGN = Design(
 )
 
 
-def _vit(embed, mlp, heads, layers, patch, resolution=224) -> ImageVariant:
-  return ImageVariant(Dims(embed, heads, heads, embed // heads, mlp, layers), DESIGN, patch, resolution)
+WIDTHS = (256, 512, 1024, 2048)
+R50_16 = {"name": "bit"}
+R50_32 = {"name": "bit", "widths": WIDTHS, "depths": (3, 4, 6, 3)}
+R26_32 = {"name": "bit", "widths": WIDTHS, "depths": (2, 2, 2, 2)}
+
+
+def _vit(embed, mlp, heads, layers, patch, resolution=224, backbone=None) -> ImageVariant:
+  dims = Dims(embed, heads, heads, embed // heads, mlp, layers)
+  return ImageVariant(dims, DESIGN, patch, resolution, backbone=backbone)
 
 
 VARIANTS = {
@@ -36,6 +44,11 @@ VARIANTS = {
   "vit-l16":     _vit( 1024, 4096, 16, 24, 16),
   "vit-l32":     _vit( 1024, 4096, 16, 24, 32),
   "vit-h14":     _vit( 1280, 5120, 16, 32, 14),
+  "vit-r26-s32": _vit(  384, 1536,  6, 12, 32, backbone=R26_32),
+  "vit-r50-b16": _vit(  768, 3072, 12, 12, 16, backbone=R50_16),
+  "vit-r50-b32": _vit(  768, 3072, 12, 12, 32, backbone=R50_32),
+  "vit-r50-l16": _vit( 1024, 4096, 16, 24, 16, backbone=R50_16),
+  "vit-r50-l32": _vit( 1024, 4096, 16, 24, 32, backbone=R50_32),
 }  # fmt: skip
 
 

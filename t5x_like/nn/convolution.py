@@ -9,13 +9,25 @@ from flax import nnx
 
 from t5x_like.nn import params
 
+Borders = tuple[tuple[int, int], tuple[int, int]]  # rows above and below, columns to the left and right
 
-def convolved(x_BYXC: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-  """Convolve with a kernel [K, K, in, out] and K // 2 zeros on each side: `y[p] = sum_q x[stride p + q] kernel[q]`."""
-  border, form = ((len(kernel) // 2,) * 2,) * 2, ("NHWC", "HWIO", "NHWC")
+
+def convolved(x_BYXC: jax.Array, kernel: jax.Array, stride: int, borders: Borders | None = None) -> jax.Array:
+  """Convolve with a kernel [K, K, in, out]: `y[p] = sum_q x[stride p + q] kernel[q]`.
+
+  Args:
+    borders: zeros around the images; None for K // 2 on each side.
+  """
+  borders, form = borders or ((len(kernel) // 2,) * 2,) * 2, ("NHWC", "HWIO", "NHWC")
   return jax.lax.conv_general_dilated(
-    x_BYXC, kernel.astype(x_BYXC.dtype), (stride,) * 2, border, dimension_numbers=form
+    x_BYXC, kernel.astype(x_BYXC.dtype), (stride,) * 2, borders, dimension_numbers=form
   )
+
+
+def even_borders(x_BYXC: jax.Array, size: int, stride: int) -> Borders:
+  """Return the borders with which windows of size x size cover an image; an odd cell is below or to the right."""
+  missing = [max(-(-n // stride) * stride - stride + size - n, 0) for n in x_BYXC.shape[1:3]]
+  return tuple((n // 2, n - n // 2) for n in missing)
 
 
 class Conv(nnx.Module):
@@ -28,6 +40,16 @@ class Conv(nnx.Module):
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     return convolved(x_BYXC, self.kernel[...], self.stride)
+
+
+class StandardizedConv(Conv):
+  """A convolution whose kernel is normalised for each output channel (Qiao et al. 2019), with `even_borders`, as in the
+  ResNets of Big Transfer (Kolesnikov et al. 2020, section 3.2)."""
+
+  def __call__(self, x_BYXC: jax.Array) -> jax.Array:
+    kernel = self.kernel[...] - jnp.mean(self.kernel[...], axis=(0, 1, 2))
+    kernel = kernel * jax.lax.rsqrt(jnp.mean(jnp.square(kernel), axis=(0, 1, 2)) + 1e-8)
+    return convolved(x_BYXC, kernel, self.stride, even_borders(x_BYXC, len(kernel), self.stride))
 
 
 class FrozenBatchNorm(nnx.Module):
@@ -64,7 +86,7 @@ class GroupNorm(nnx.Module):
 NORMS = {"frozen_batch": FrozenBatchNorm, "group": GroupNorm}
 
 
-def max_pool(x_BYXC: jax.Array, size: int, stride: int, borders: tuple[tuple[int, int], tuple[int, int]]) -> jax.Array:
+def max_pool(x_BYXC: jax.Array, size: int, stride: int, borders: Borders) -> jax.Array:
   """Take the maximum of windows of size x size cells; `borders` (before, after) pad rows and columns."""
   # The initial value is a constant of the array's dtype, so that JAX recognises a maximum and can differentiate it.
   lowest = np.array(-np.inf, x_BYXC.dtype)

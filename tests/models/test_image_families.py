@@ -52,6 +52,9 @@ EVERYWHERE = [{"name": f"learned_{n}d", "at": at} for n, at in ((1, "every_layer
 CASES += [case(position=one) for one in EVERYWHERE]
 AUTOENCODER = {"name": "reconstruction", "depth": 2, "embed": 8, "heads": 4, "mlp": 16}
 CASES += [case(position="sinusoidal_2d", head=AUTOENCODER), case(head={"name": "patch_colours"})]
+BIT = {"name": "bit", "stem": 4, "widths": (16,), "depths": (1,), "groups": 2}
+HYBRID = case(backbone=BIT, patch=8, resolution=24)
+CASES += [dataclasses.replace(HYBRID, name="vit:hybrid")]
 LATER = (
   "swin_v2:",
   "mvit:",
@@ -262,6 +265,17 @@ def test_sinusoidal_positions_tell_rows_and_columns():
     ({}, (1, 8, 8, 3), "config.model.resolution: the model is for images of .6, 6, 3., found .8, 8, 3."),
     ({}, (1, 6, 6, 1), "config.model.channels: the model is for images of .6, 6, 3., found .6, 6, 1."),
     ({"class_tokens": 0, "head": {"name": "image_classification", "pooling": "token"}}, None, "found 'token'"),
+    ({"backbone": BIT | {"groups": 3}, "patch": 4, "resolution": 12}, None, "config.model.backbone.groups: found 3"),
+    (
+      {"backbone": BIT, "patch": 6},
+      None,
+      "config.model.patch: found 6, expected a multiple of the backbone's stride, 4",
+    ),
+    (
+      {"backbone": BIT, "patch": 4, "resolution": 12, "head": {"name": "patch_colours"}},
+      None,
+      "config.model.head: found .*through a backbone patches see their neighbours",
+    ),
     ({"family": "swin", "position": EVERYWHERE[0]}, None, "config.model.design.position: found .*'every_layer'.*'at'"),
   ],
 )

@@ -119,6 +119,9 @@ SIZES = [
   ("vit", "vit-b32", 88_224_232, 0),
   ("vit", "vit-l16", 304_326_632, 0),
   ("vit", "vit-l32", 306_535_400, 0),
+  ("vit", "vit-r26-s32", 36_431_912, 0),  # as timm counts them, with 1000 classes
+  ("vit", "vit-r50-b16", 98_659_112, 0),
+  ("vit", "vit-r50-l32", 328_994_856, 0),
   ("clip", "clip-b32", 151_277_313, 0),  # the published checkpoints
   ("clip", "clip-b16", 149_620_737, 0),
   ("clip", "clip-l14", 427_616_513, 0),

@@ -3,6 +3,8 @@
 The stride of a stage is in its 3 x 3 convolution, as in torchvision and timm.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import jax
@@ -15,8 +17,8 @@ from t5x_like.slots import Positive
 class Unit(nnx.Module):
   """A convolution and its norm."""
 
-  def __init__(self, norm, size: int, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1):
-    self.conv = Conv(size, inputs, outputs, rngs, stride=stride)
+  def __init__(self, norm, size: int, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1, conv=Conv):
+    self.conv = conv(size, inputs, outputs, rngs, stride=stride)
     self.norm = norm(outputs, rngs)
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
@@ -24,17 +26,23 @@ class Unit(nnx.Module):
 
 
 class ResidualUnits(nnx.Module):
-  """`relu(x + units(x))`; the shortcut is projected where its shape changes."""
+  """`relu(x + units(x))`; the shortcut is projected where its shape changes.
 
-  def __init__(self, norm, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int, bottleneck: bool):
+  Args:
+    unit: makes a `Unit` from all arguments but the norm.
+  """
+
+  def __init__(
+    self, unit: Callable[..., Unit], inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int, bottleneck: bool
+  ):
     if bottleneck:
       inner = outputs // 4
       shapes = [(1, inputs, inner, 1), (3, inner, inner, stride), (1, inner, outputs, 1)]
     else:
       shapes = [(3, inputs, outputs, stride), (3, outputs, outputs, 1)]
-    self.units = nnx.List([Unit(norm, k, i, o, rngs, stride=s) for k, i, o, s in shapes])
+    self.units = nnx.List([unit(k, i, o, rngs, stride=s) for k, i, o, s in shapes])
     changes = stride != 1 or inputs != outputs
-    self.shortcut = Unit(norm, 1, inputs, outputs, rngs, stride=stride) if changes else None
+    self.shortcut = unit(1, inputs, outputs, rngs, stride=stride) if changes else None
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     y_BYXC = x_BYXC
@@ -64,20 +72,27 @@ class ResNet(nnx.Module):
     block: Literal["bottleneck", "basic"] = "bottleneck",
     norm: Literal["frozen_batch", "group"] = "frozen_batch",
   ):
-    make_norm = NORMS[norm]
-    self.stem = Unit(make_norm, 7, channels, stem, rngs, stride=2)
-    options, before, stages = dict(bottleneck=block == "bottleneck"), stem, []
+    self.build(partial(Unit, NORMS[norm]), rngs, channels, stem, widths, depths, bottleneck=block == "bottleneck")
+
+  def build(
+    self, unit: Callable[..., Unit], rngs: nnx.Rngs, channels: int, stem: int, widths, depths, **options
+  ) -> None:
+    self.stem = unit(7, channels, stem, rngs, stride=2)
+    before, stages = stem, []
     for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
       stride = 1 if stage == 0 else 2
-      first = ResidualUnits(make_norm, before, width, rngs, stride=stride, **options)
-      rest = [ResidualUnits(make_norm, width, width, rngs, stride=1, **options) for _ in range(depth - 1)]
+      first = ResidualUnits(unit, before, width, rngs, stride=stride, **options)
+      rest = [ResidualUnits(unit, width, width, rngs, stride=1, **options) for _ in range(depth - 1)]
       stages.append(nnx.List([first, *rest]))
       before = width
     self.stages = nnx.List(stages)
-    self.width = before
+    self.width, self.stride = before, 2 << len(stages)
+
+  def pooled(self, x_BYXC: jax.Array) -> jax.Array:
+    return max_pool(x_BYXC, 3, 2, ((1, 1), (1, 1)))
 
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
-    x_BYXC = max_pool(jax.nn.relu(self.stem(image_BYXC)), 3, 2, ((1, 1), (1, 1)))
+    x_BYXC = self.pooled(jax.nn.relu(self.stem(image_BYXC)))
     for stage in self.stages:
       for block in stage:
         x_BYXC = block(x_BYXC)

@@ -1,5 +1,7 @@
 """A few convolutions of stride 2, for small images and tests; it trains from scratch."""
 
+from functools import partial
+
 import jax
 from flax import nnx
 
@@ -18,8 +20,10 @@ class SmallCnn(nnx.Module):
   def __init__(self, rngs: nnx.Rngs, channels: int, *, widths: tuple[Positive, ...] = (16, 32, 64)):
     self.stem = Unit(GroupNorm, 3, channels, widths[0], rngs, stride=2)
     pairs = zip(widths, widths[1:])
-    self.blocks = nnx.List([ResidualUnits(GroupNorm, i, o, rngs, stride=2, bottleneck=False) for i, o in pairs])
-    self.width = widths[-1]
+    self.blocks = nnx.List(
+      [ResidualUnits(partial(Unit, GroupNorm), i, o, rngs, stride=2, bottleneck=False) for i, o in pairs]
+    )
+    self.width, self.stride = widths[-1], 1 << len(widths)
 
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
     x_BYXC = jax.nn.relu(self.stem(image_BYXC))

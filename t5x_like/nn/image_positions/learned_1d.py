@@ -12,7 +12,8 @@ from t5x_like.nn.positions.learned import LearnedPosition
 
 
 class LearnedPatches(LearnedPosition):
-  """A vector for each extra token and each patch (Dosovitskiy et al. 2021, equation 1), added `at` the inputs or in layers."""
+  """A vector for each extra token and each patch (Dosovitskiy et al. 2021, equation 1), added `at` the inputs or in
+  layers."""
 
   def __init__(self, rngs: nnx.Rngs, width: int, init: Callable, grid: Grid, *, at: At = "inputs"):
     super().__init__(rngs, width, init, length=grid.length)

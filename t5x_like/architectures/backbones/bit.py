@@ -1,0 +1,46 @@
+"""The ResNet of Big Transfer (Kolesnikov et al. 2020, https://arxiv.org/abs/1912.11370), as the hybrids of ViT have it.
+
+Kernels are standardised and norms are over groups of channels, so that no statistics of a batch are kept.
+"""
+
+from functools import partial
+
+import jax
+from flax import nnx
+
+from t5x_like.architectures.backbones.resnet import ResNet, Unit
+from t5x_like.errors import UserError
+from t5x_like.nn.convolution import GroupNorm, StandardizedConv, even_borders, max_pool
+from t5x_like.slots import Positive
+
+
+class BitResNet(ResNet):
+  """By default ResNet-50 with the blocks of its last stage in the one before, at 1/16 of the image's height and width
+  (Dosovitskiy et al. 2021, section 4.1).
+
+  Args:
+    stem, widths, depths: see `ResNet`.
+    groups: groups of channels of a norm; it divides the stem and a quarter of every width.
+  """
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    channels: int,
+    *,
+    stem: Positive = 64,
+    widths: tuple[Positive, ...] = (256, 512, 1024),
+    depths: tuple[Positive, ...] = (3, 4, 9),
+    groups: Positive = 32,
+  ):
+    if any(n % groups for n in (stem, *(width // 4 for width in widths))):
+      found = f"found {groups} with a stem of {stem} and widths {widths}"
+      raise UserError(f"config.model.backbone.groups: {found}, expected a divisor of the stem and of widths / 4")
+    unit = partial(Unit, partial(GroupNorm, groups=groups), conv=StandardizedConv)
+    self.build(unit, rngs, channels, stem, widths, depths, bottleneck=True)
+
+  def pooled(self, x_BYXC: jax.Array) -> jax.Array:
+    return max_pool(x_BYXC, 3, 2, even_borders(x_BYXC, 3, 2))
+
+
+make = BitResNet
