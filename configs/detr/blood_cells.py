@@ -19,7 +19,7 @@ def get_config():
   config = defaults()
 
   config.model = {"name": "detr", "variant": "detr-cells", "labels": 3, "queries": 60}
-  config.model.places = "attention_and_input"
+  config.model.places = {"cells": "both", "queries": "both"}
   config.model.design = {"norm_position": "pre"}
   config.task = {
     "name": "object_detection",

@@ -7,29 +7,36 @@
 Fine-tuning: 100 epochs of 1,281,167 images at batch 1024; AdamW with decay 0.05 up to 4e-3 over 5 epochs and down a
 cosine, with 0.75 of a layer's rate for the one below it; RandAugment, mixup and CutMix, label smoothing, drop-path 0.1;
 the mean of the patches is classified. `:probe` trains a linear classifier alone, on normalised frozen features: 90
-epochs at batch 16,384, LARS up to 6.4 over 10 epochs, random crops. `:large` and `:huge` are the other sizes. Expected
-(table 3 and figure 8): B 83.6, L 85.9, H 86.9 % top-1 fine-tuned; B 68.0, L 75.8, H 76.6 % with a probe. Not run at
-full size here.
+epochs at batch 16,384, LARS up to 6.4 over 10 epochs, random crops. `:large` and `:huge` are the other sizes;
+`:huge_448` fine-tunes ViT-H, pretrained at 224, at 448 x 448, its sines computed for the larger grid. Expected (table 3
+and figure 8): B 83.6, L 85.9, H 86.9, H at 448 87.8 % top-1 fine-tuned; B 68.0, L 75.8, H 76.6 % with a probe. Not run
+at full size here.
 """
 
 from typing import Literal
 
 from t5x_like.config import defaults
 
-_SIZES = {"base": ("vit-b16", 100), "large": ("vit-l16", 50), "huge": ("vit-h14", 50)}  # epochs of fine-tuning
+_SIZES = {  # variant, epochs of fine-tuning, resolution
+  "base": ("vit-b16", 100, 224),
+  "large": ("vit-l16", 50, 224),
+  "huge": ("vit-h14", 50, 224),
+  "huge_448": ("vit-h14", 50, 448),
+}
 _IMAGES = 1_281_167
 
 
-def get_config(size: Literal["base", "large", "huge"] = "base", probe: bool = False):
+def get_config(size: Literal["base", "large", "huge", "huge_448"] = "base", probe: bool = False):
   config = defaults()
-  variant, epochs = _SIZES[size]
+  variant, epochs, resolution = _SIZES[size]
 
   head = {"name": "image_classification", "labels": 1000, "pooling": "mean", "norm": "both" if probe else "after"}
   config.model = {"name": "vit", "variant": variant, "design": {"position": "sinusoidal_2d"}, "head": head}
+  config.model.resolution = resolution
   config.task = {
     "name": "image_classification",
     "source": "folders:train=imagenet/train,validation=imagenet/val",
-    "resolution": 224,
+    "resolution": resolution,
     "augmentations": ("random_resized_crop", "flip"),
     "mean": (0.485, 0.456, 0.406),
     "std": (0.229, 0.224, 0.225),
@@ -41,7 +48,7 @@ def get_config(size: Literal["base", "large", "huge"] = "base", probe: bool = Fa
     config.batch_size, epochs, warmup, rate = 16_384, 90, 10, 6.4
   else:
     config.tuning = {"name": "layer_decay", "rate": 0.75}
-    config.model.drop_path = 0.2 if size == "huge" else 0.1
+    config.model.drop_path = 0.2 if variant == "vit-h14" else 0.1
     randaugment = {"name": "randaugment", "ops": 2, "magnitude": 9.0, "deviation": 0.5, "probability": 0.5}
     config.task.augmentations += (randaugment, {"name": "erase", "probability": 0.25})
     config.task.mixing = {"mixup": 0.8, "cutmix": 1.0}

@@ -1,7 +1,7 @@
 """An object detector: a backbone, an encoder of its features, and a decoder of object queries."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from t5x_like.architectures import backbones
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
 from t5x_like.architectures.build import chosen, computed
 from t5x_like.architectures.design import Design
-from t5x_like.architectures.placed import PlacedBuilder, sines
+from t5x_like.architectures.placed import PlacedBuilder, Places, plus, sines
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, Dropout, subkey
@@ -23,7 +23,6 @@ from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.constrain import constrain
 from t5x_like.slots import Positive, Rate
 
-Places = Literal["attention", "attention_and_input"]
 _BOX_LAYERS = 3
 
 
@@ -39,8 +38,8 @@ class DetectorVariant:
     queries: maximal number of objects in an image.
     labels: number of classes, not counting "no object".
     channels: channels of the images.
-    places: where the sines and the query vectors are added: at every attention, or also at the inputs of the encoder
-      and the decoder, so that values carry their places too.
+    places: the positions of the map's cells, and where they and the query vectors are added. Only at the inputs do
+      they reach values.
   """
 
   dims: Dims
@@ -51,7 +50,7 @@ class DetectorVariant:
   queries: Positive = 100
   labels: Positive = 91
   channels: Positive = 3
-  places: Places = "attention"
+  places: Places = Places()
 
   @property
   def decoder_dims(self) -> Dims:
@@ -106,6 +105,7 @@ class Detector(nnx.Module):
     )
     width = self.backbone.width
     self.project = Linear((width, D), (None, "embed"), params.fan_in_normal(width), rngs, bias=True)
+    self.position = variant.places.positions(rngs, D)
     self.encoder = PlacedBuilder(scheme, dims, causal=False, **options).stack(rngs)
     self.queries = params.param(rngs, params.normal(1.0), (variant.queries, D), (None, "embed"))
     self.decoder = PlacedBuilder(scheme, variant.decoder_dims, causal=False, cross=True, **options).stack(rngs)
@@ -140,23 +140,23 @@ class Detector(nnx.Module):
     memory_BSD = self.project(map_BYXC.reshape(len(map_BYXC), -1, map_BYXC.shape[-1]))
     memory_BSD = constrain(memory_BSD, "batch", "residual_length", "activation_embed")
     (B, S, D), valid_BS = memory_BSD.shape, valid_BYX.reshape(len(valid_BYX), -1)
-    places_BSD, pos = sines(valid_BYX, D).astype(self.dtype), positions(S)
-    context = Context(mask=Mask(pos, pos, k_valid=valid_BS, aligned=True), places=places_BSD)
-    at_input = self.variant.places == "attention_and_input"
-    memory_BSD = memory_BSD + places_BSD if at_input else memory_BSD
-    memory_BSD = Dropout(self.dropout_rate)(memory_BSD, subkey(key, 0))
-    memory_BSD, _, _ = self.encoder(memory_BSD, context, key=subkey(key, 1))
+    cells_BSD = (sines(valid_BYX, D) if self.position is None else self.position(valid_BYX)).astype(self.dtype)
     Q = self.variant.queries
-    q_pos, queries_BQD = positions(Q), jnp.broadcast_to(self.queries[...].astype(self.dtype), (B, Q, D))
+    queries_BQD = jnp.broadcast_to(self.queries[...].astype(self.dtype), (B, Q, D))
+    vectors = {"cells": cells_BSD, "memory": cells_BSD, "queries": queries_BQD}
+    at_input, at_attention = (self.variant.places.at(place, vectors) for place in ("input", "attention"))
+    pos, q_pos = positions(S), positions(Q)
+    context = Context(mask=Mask(pos, pos, k_valid=valid_BS, aligned=True), places=at_attention["cells"])
+    memory_BSD = Dropout(self.dropout_rate)(plus(memory_BSD, at_input["cells"]), subkey(key, 0))
+    memory_BSD, _, _ = self.encoder(memory_BSD, context, key=subkey(key, 1))
     context = Context(
       mask=Mask(q_pos, q_pos, aligned=True),
-      places=queries_BQD,
+      places=at_attention["queries"],
       memory=memory_BSD,
       memory_mask=Mask(q_pos, pos, k_valid=valid_BS),
-      memory_places=places_BSD,
+      memory_places=at_attention["memory"],
     )
-    x_BQD = queries_BQD if at_input else jnp.zeros_like(queries_BQD)
-    x_LBQD = self._every(x_BQD, context, subkey(key, 2))
+    x_LBQD = self._every(plus(jnp.zeros_like(queries_BQD), at_input["queries"]), context, subkey(key, 2))
     x_BTD = jnp.swapaxes(self.decoder_norm(x_LBQD), 0, 1).reshape(B, -1, D)
     logits_BLQV = self.classes(x_BTD).astype(jnp.float32).reshape(B, -1, Q, self.variant.labels + 1)
     for layer in self.boxes[:-1]:

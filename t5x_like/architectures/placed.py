@@ -1,23 +1,80 @@
 """Attention that adds position vectors to queries and keys, but not to values (Carion et al. 2020, figure 10)."""
 
+import dataclasses
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from t5x_like.architectures.build import StackBuilder
-from t5x_like.nn import attention
+from t5x_like.errors import UserError
+from t5x_like.nn import attention, params
 from t5x_like.nn.attention import Attention
 from t5x_like.nn.dims import NO_DROPOUT
 from t5x_like.nn.layer import Context
 from t5x_like.nn.stack import Stack
 
 _TEMPERATURE, _SCALE, _EPSILON = 10_000, 6.283185307179586, 1e-6
+_LONGEST = 50  # rows and columns of a map, as in the authors' code
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+  """The positions that a detector adds (Carion et al. 2020, table 3); by default the paper's choice, its last row.
+
+  Attributes:
+    kind: the positions of a map's cells: sines, or learned vectors of rows and columns.
+    cells: where the encoder adds them: at its input, at every attention, at both or nowhere.
+    memory: whether the decoder adds them to keys at every attention to the encoder's output.
+    queries: where the decoder adds the learned query vectors.
+  """
+
+  kind: Literal["sines", "learned"] = "sines"
+  cells: Literal["none", "input", "attention", "both"] = "attention"
+  memory: Literal["none", "attention"] = "attention"
+  queries: Literal["input", "attention", "both"] = "attention"
+
+  def at(self, place: str, vectors: dict[str, jax.Array]) -> dict[str, jax.Array | None]:
+    """Return the vectors of `cells`, `memory` and `queries` that are added at a place, None for the others."""
+    return {name: x if getattr(self, name) in (place, "both") else None for name, x in vectors.items()}
+
+  def positions(self, rngs: nnx.Rngs, width: int) -> "LearnedCells | None":
+    """Make the cells' learned positions; None where sines are added, or nothing."""
+    used = self.kind == "learned" and (self.cells, self.memory) != ("none", "none")
+    return LearnedCells(rngs, width) if used else None
+
+
+class LearnedCells(nnx.Module):
+  """Learned vectors of columns, in the first half of the channels, and of rows."""
+
+  def __init__(self, rngs: nnx.Rngs, width: int):
+    init, shape = jax.nn.initializers.uniform(1.0), (_LONGEST, width // 2)
+    self.rows, self.columns = (params.param(rngs, init, shape, (None, None)) for _ in range(2))
+
+  def __call__(self, valid_BYX: jax.Array) -> jax.Array:
+    """Return float32 [1, Y * X, width]."""
+    _, Y, X = valid_BYX.shape
+    if max(Y, X) > _LONGEST:
+      raise UserError(
+        f"config.model.places.kind: learned positions are for up to {_LONGEST} rows and columns, found {Y} x {X};"
+        " make the images smaller or choose 'sines'"
+      )
+    shape = (Y, X, self.rows.shape[-1])
+    halves = self.columns[...][None, :X], self.rows[...][:Y, None]
+    return jnp.concatenate([jnp.broadcast_to(x, shape) for x in halves], axis=-1).reshape(1, Y * X, -1)
+
+
+def plus(x_BTD: jax.Array, places_BTD: jax.Array | None) -> jax.Array:
+  """Add vectors of positions if there are any."""
+  return x_BTD if places_BTD is None else x_BTD + places_BTD
 
 
 class SelfAttention(attention.SelfAttention):
   """Attention among the vectors of a stack, with positions `context.places`."""
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
-    placed_BTD, mask = x_BTD + context.places, context.mask
+    placed_BTD, mask = plus(x_BTD, context.places), context.mask
     kv = self.keys_and_values(self.key(placed_BTD), self.value(x_BTD), mask.q_pos)
     return self.attend(self.core, self.query(placed_BTD), *kv, mask, context.bias, key), {}, cache
 
@@ -27,8 +84,8 @@ class CrossAttention(attention.CrossAttention):
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
     memory_BSD, mask = context.memory, context.memory_mask
-    kv = self.keys_and_values(self.key(memory_BSD + context.memory_places), self.value(memory_BSD), mask.k_pos)
-    return self.attend(self.core, self.query(x_BTD + context.places), *kv, mask, None, key), {}, cache
+    kv = self.keys_and_values(self.key(plus(memory_BSD, context.memory_places)), self.value(memory_BSD), mask.k_pos)
+    return self.attend(self.core, self.query(plus(x_BTD, context.places)), *kv, mask, None, key), {}, cache
 
 
 class PlacedBuilder(StackBuilder):

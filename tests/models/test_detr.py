@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import more
 from t5x_like import recipes
-from t5x_like.architectures.placed import sines
+from t5x_like.architectures.placed import Places, sines
 from t5x_like.errors import UserError
 from t5x_like.models import detr
 from t5x_like.nn import params
@@ -108,7 +109,48 @@ def test_sines_are_of_shares_of_the_image():
   np.testing.assert_allclose(padded[:4, :6], whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("places, told", [("attention", False), ("attention_and_input", True)])
+TABLE_3 = [
+  {"cells": "none", "memory": "none", "queries": "input"},
+  {"cells": "input", "memory": "none", "queries": "input"},
+  {"kind": "learned"},
+  {"cells": "none"},
+  {},
+]
+
+
+def test_each_row_of_table_3_adds_positions_where_it_says():
+  """Row by row, the cells that the encoder and the decoder tell apart on an image of one colour without borders."""
+  made = [model(places=Places(**row), backbone=RESNET) for row in TABLE_3]
+  valid = jnp.ones((1, 3, 4), bool)
+  assert [len([n for n in params.arrays(m) if n.startswith("position/")]) for m in made] == [0, 0, 2, 0, 0]
+  table = made[2].position(valid).reshape(3, 4, -1)
+  assert np.ptp(table[:, :, :32], axis=0).max() == 0 and np.ptp(table[:, :, 32:], axis=1).max() == 0
+  assert len(np.unique(np.asarray(table).reshape(12, -1), axis=0)) == 12
+  with pytest.raises(UserError, match="config.model.places.kind: .* up to 50 rows and columns, found 3 x 51"):
+    made[2].position(jnp.ones((1, 3, 51), bool))
+  x = {"cells": 1, "memory": 2, "queries": 3}
+  seen = [[{n for n, v in Places(**row).at(at, x).items() if v} for at in ("input", "attention")] for row in TABLE_3]
+  every = {"cells", "memory", "queries"}
+  inputs = [{"queries"}, {"cells", "queries"}, set(), set(), set()]
+  assert seen == [list(pair) for pair in zip(inputs, [set(), set(), every, every - {"cells"}, every], strict=True)]
+
+
+@pytest.mark.parametrize("row", more.beyond(1, TABLE_3), ids=str)
+def test_without_positions_where_a_cell_lies_means_nothing(row):
+  """Cells in another order change a detector's answers, unless only the queries have vectors."""
+  made, data = model(places=Places(**row)), batch(2, 32, 32)
+  data["image_size"][:] = 32
+  order = np.random.default_rng(1).permutation(16)
+
+  def boxes(model, order):
+    model.backbone = lambda image: jax.random.normal(jax.random.key(0), (2, 16, 64))[:, order].reshape(2, 4, 4, 64)
+    return np.asarray(jax.jit(lambda data: model(data)["boxes"])(data))
+
+  apart = np.abs(boxes(made, np.arange(16)) - boxes(made, order)).max()
+  assert (apart > 1e-5) == (row != TABLE_3[0]), apart
+
+
+@pytest.mark.parametrize("places, told", [(Places(), False), (Places(cells="both", queries="both"), True)], ids=str)
 def test_values_say_where_they_are_from_only_with_places_at_the_inputs(places, told):
   """Attention that looks nowhere in particular: what is found does not change as a thing moves, or it does."""
   made = model(places=places)

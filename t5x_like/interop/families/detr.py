@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 
 from t5x_like.architectures.detector import DetectorVariant
+from t5x_like.architectures.placed import Places
 from t5x_like.errors import UserError
 from t5x_like.interop import images
 from t5x_like.interop.encoders import ACTIVATIONS
@@ -152,8 +153,8 @@ def config(model, model_type: str | None) -> dict:
   spec = variant.backbone if isinstance(variant.backbone, dict) else {"name": variant.backbone}
   if spec["name"] != "resnet" or spec.get("norm", "frozen_batch") != "frozen_batch":
     raise UserError(f"the backbone {spec}: detr has 'resnet' with norm 'frozen_batch'")
-  if variant.places != "attention":
-    raise UserError(f"places {variant.places!r}: detr has 'attention'")
+  if variant.places != Places():
+    raise UserError(f"{variant.places}: detr has {Places()}")
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed:
     raise UserError(f"{dims}: detr has as many key/value heads as heads, and heads that share the width")
   depths = list(spec.get("depths", (3, 4, 6, 3)))
