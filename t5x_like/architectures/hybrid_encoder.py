@@ -40,6 +40,7 @@ class HybridVariant:
     design: design of the Transformer blocks; `position` is a scheme of `nn.image_positions`, `norm` applies to all
       blocks.
     head_dim: width of a head.
+    middle: (width, number) of MBConv blocks that begin the fourth stage, on its grid; None for none.
     expansion: expansion of MBConv blocks and feed-forward layers.
     resolution, channels: height and width, and channels, of the images.
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
@@ -50,6 +51,7 @@ class HybridVariant:
   depths: tuple[int, ...]
   design: Design
   head_dim: Positive = 32
+  middle: tuple[Positive, ...] | None = None
   expansion: Positive = 4
   resolution: Positive = 224
   channels: Positive = 3
@@ -110,9 +112,11 @@ class HybridEncoder(nnx.Module):
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     self.dtype = jnp.dtype(dtype)
     options = computed(dropout, remat, layers, pipeline, drop_path)
-    widths = (variant.stem, *variant.widths)
+    width, number = variant.middle or (variant.widths[1], 0)
+    widths, depths = (variant.stem, *variant.widths[:2], width), (*variant.depths[:2], number)
     norm = functools.partial(variant.design.make_norm, rngs=rngs)
-    places = [path_depths(drop_path_rates, variant.depths, stage) for stage in range(4)]
+    layers = (*depths, *variant.depths[2:])
+    places = [path_depths(drop_path_rates, layers, run) for run in range(5)]
     mbconv = functools.partial(MbConv, norm=norm, rngs=rngs, expansion=variant.expansion)
     self.first = Convolution(variant.channels, variant.stem, rngs, stride=2)
     self.first_norm = norm(variant.stem)
@@ -120,13 +124,15 @@ class HybridEncoder(nnx.Module):
     self.convolutions = nnx.List(
       [
         mbconv(widths[stage + (block > 0)], widths[stage + 1], first=block == 0, drop_path=drop_path * place)
-        for stage in (0, 1)
+        for stage in range(3)
         for block, place in enumerate(places[stage])
       ]
     )
     self.remat = options["remat"]
-    self.third = TransformerStage(widths[2], variant, 2, rngs, options, places[2])
-    self.fourth = TransformerStage(widths[3], variant, 3, rngs, options, places[3])
+    self.third = TransformerStage(
+      width, variant, 2, rngs, options, places[3], pool=pooled if not number else Identity()
+    )
+    self.fourth = TransformerStage(variant.widths[2], variant, 3, rngs, options, places[4])
     self.norm = norm(variant.dims.embed)
     given = dict(rngs=rngs, variant=variant, **options)
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
@@ -165,9 +171,16 @@ class HybridEncoder(nnx.Module):
 
 
 class TransformerStage(nnx.Module):
-  """`project(pool(x)) + attention(pool(norm(x)))` and a feed-forward layer, then a stack of ordinary blocks."""
+  """`project(pool(x)) + attention(pool(norm(x)))` and a feed-forward layer, then a stack of ordinary blocks.
 
-  def __init__(self, inputs: int, variant: HybridVariant, stage: int, rngs: nnx.Rngs, options: dict, places: tuple):
+  Args:
+    pool: halves the grid, or the identity where MBConv blocks have done so.
+  """
+
+  def __init__(
+    self, inputs: int, variant: HybridVariant, stage: int, rngs: nnx.Rngs, options: dict, places: tuple, pool=pooled
+  ):
+    self.pool = pool
     dims, self.grid = variant.dims_of(stage), variant.grid_of(stage)
     if dims.embed % variant.head_dim:
       raise UserError(f"config.model.variant.widths: found {dims.embed}, expected a multiple of {variant.head_dim}")
@@ -191,10 +204,10 @@ class TransformerStage(nnx.Module):
     B, D = len(x_BYXC), self.project.kernel.shape[-1]
     pos = positions(self.grid.length)
     context = Context(mask=Mask(pos, pos, aligned=True), depth=jnp.full((1,), self.place))
-    entering_BTD = pooled(self.norm(x_BYXC)).reshape(B, self.grid.length, -1)
+    entering_BTD = self.pool(self.norm(x_BYXC)).reshape(B, self.grid.length, -1)
     y_BTD, _, _ = self.attention(entering_BTD, context, None, subkey(key, 0))
     y_BTD = Dropout(self.drop_path, (-2, -1))(y_BTD, subkey(key, 1))
-    x_BTD = per_cell(self.project, pooled(x_BYXC)).reshape(B, -1, D) + y_BTD
+    x_BTD = per_cell(self.project, self.pool(x_BYXC)).reshape(B, -1, D) + y_BTD
     x_BTD, aux, _ = self.mlp(x_BTD, context, None, subkey(key, 2))
     if self.stack is not None:
       x_BTD, more, _ = self.stack(x_BTD, context, key=subkey(key, 3))

@@ -22,8 +22,8 @@ TEXT = Design(
 )
 
 
-def _basic(image, embed, layers, width) -> DualVariant:
-  text = Variant(Dims(embed, embed // 64, embed // 64, 64, 4 * embed, layers), TEXT, 32_000, Tokens())
+def _basic(image, embed, layers, width, head_dim=64) -> DualVariant:
+  text = Variant(Dims(embed, embed // head_dim, embed // head_dim, head_dim, 4 * embed, layers), TEXT, 32_000, Tokens())
   return DualVariant(replace(coatnet.VARIANTS[image], head="projection"), text, width, "mean")
 
 
@@ -32,6 +32,7 @@ VARIANTS = {
   "basic-tiny": _basic("coatnet-tiny",         64,  2,     64),  # for debugging
   "basic-s":    _basic("coatnet-0",          1024,  6,   1024),
   "basic-m":    _basic("coatnet-3",          1024, 12,   1024),
+  "basic-l":    _basic("coatnet-7",          2048, 12,   2048, 128),
 }  # fmt: skip
 
 

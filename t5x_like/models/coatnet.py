@@ -1,6 +1,7 @@
 """CoAtNet: convolutions on large grids, attention on small ones (Dai et al. 2021, https://arxiv.org/abs/2106.04803).
 
-Two stages of MBConv blocks with squeeze-excite, two of pre-norm blocks with relative positions; sizes from table 3.
+Two stages of MBConv blocks with squeeze-excite, two of pre-norm blocks with relative positions; sizes from table 3
+and, for the largest, from appendix A.2. In CoAtNet-6 and 7, two thirds of a stage's MBConv blocks begin the next stage.
 The paper's convolutions have batch norm; these normalise the channels of each cell (LayerNorm, as in ConvNeXt, Liu et
 al. 2022). So outputs do not depend on the other images of a batch, training keeps no running statistics, and the
 numbers of parameters are the same.
@@ -20,8 +21,8 @@ DESIGN = Design(
 _HEAD = {"name": "image_classification", "hidden": True}
 
 
-def _coatnet(stem, widths, depths, head_dim=32, resolution=224) -> HybridVariant:
-  return HybridVariant(stem, widths, depths, DESIGN, head_dim, resolution=resolution, head=_HEAD)
+def _coatnet(stem, widths, depths, head_dim=32, resolution=224, middle=None) -> HybridVariant:
+  return HybridVariant(stem, widths, depths, DESIGN, head_dim, middle, resolution=resolution, head=_HEAD)
 
 
 VARIANTS = {
@@ -32,6 +33,10 @@ VARIANTS = {
   "coatnet-2":    _coatnet( 128, (128, 256, 512, 1024), (2, 6, 14, 2)),
   "coatnet-3":    _coatnet( 192, (192, 384, 768, 1536), (2, 6, 14, 2)),
   "coatnet-4":    _coatnet( 192, (192, 384, 768, 1536), (2, 12, 28, 2)),
+  "coatnet-5":    _coatnet( 192, (256, 512, 1280, 2048), (2, 12, 28, 2), 64),
+  # The table's last width is 2048, but the 1.47 billion parameters that it gives are those of 3072 (2048: 1.35).
+  "coatnet-6":    _coatnet( 192, (192, 384, 1536, 3072), (2, 4, 42, 2), 128, middle=(768, 8)),
+  "coatnet-7":    _coatnet( 192, (256, 512, 2048, 3072), (2, 4, 42, 2), 128, middle=(1024, 8)),
 }  # fmt: skip
 
 

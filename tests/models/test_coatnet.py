@@ -11,6 +11,7 @@ from flax import nnx
 from scipy import special
 from test_families import FORMS, close, same
 
+import more
 from t5x_like.architectures.hybrid_encoder import HybridVariant
 from t5x_like.errors import UserError
 from t5x_like.models import coatnet
@@ -18,6 +19,7 @@ from t5x_like.nn import params
 
 HEAD = {"name": "image_classification", "labels": 5, "hidden": True}
 SMALL = HybridVariant(4, (8, 12, 16, 24), (1, 2, 3, 1), coatnet.DESIGN, 4, resolution=45, channels=2, head=HEAD)
+MIDDLE = dataclasses.replace(SMALL, middle=(20, 2))
 CASE = families.Case("coatnet", "coatnet", SMALL)
 
 
@@ -79,7 +81,7 @@ def feed_forward(p, name, x):
   return x + linear(p, f"{name}/layer/wo", hidden)
 
 
-def stage(p, name, x, layers):
+def stage(p, name, x, layers, pool=pool):
   entering, x = pool(norm(p, f"{name}/norm", x)), linear(p, f"{name}/project", pool(x))
   B, side, _, D = x.shape
   x = x.reshape(B, -1, D) + attention(p, f"{name}/attention", entering.reshape(B, side * side, -1), side)
@@ -92,24 +94,26 @@ def stage(p, name, x, layers):
   return x.reshape(B, side, side, D)
 
 
-def reference(p, x):
+def reference(p, x, middle):
   x = gelu(norm(p, "first_norm", convolution(p, "first", x, stride=2)))
   x = convolution(p, "second", x)
-  for number, first in enumerate((True, True, False)):
+  for number, first in enumerate((True, True, False, True, False)[: 5 if middle else 3]):
     x = mbconv(p, f"convolutions/{number}", x, first)
-  x = stage(p, "fourth", stage(p, "third", x, 3), 1)
+  x = stage(p, "fourth", stage(p, "third", x, 3, (lambda x: x) if middle else pool), 1)
   x = norm(p, "norm", x).mean((1, 2))
   return linear(p, "head/out", np.tanh(linear(p, "head/hidden", x)))
 
 
-def test_the_model_is_what_plain_numpy_computes():
-  image = families.whole(CASE, 3)["image"]
-  arrays = {name: np.asarray(x, np.float64) for name, x in families.arrays(CASE).items()}
-  expected = reference(arrays, image.astype(np.float64))
-  got = np.asarray(jax.jit(lambda m, x: m({"image": x})["logits"])(families.model(CASE), image))
+@pytest.mark.parametrize("variant", more.beyond(1, [MIDDLE, SMALL]), ids=["middle", "plain"])
+def test_the_model_is_what_plain_numpy_computes(variant):
+  chosen = families.Case(f"coatnet:{variant.middle}", "coatnet", variant)
+  image = families.whole(chosen, 3)["image"]
+  arrays = {name: np.asarray(x, np.float64) for name, x in families.arrays(chosen).items()}
+  expected = reference(arrays, image.astype(np.float64), variant.middle)
+  got = np.asarray(jax.jit(lambda m, x: m({"image": x})["logits"])(families.model(chosen), image))
   assert np.abs(got - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
   assert np.std(expected, axis=0).min() > 1e-2  # the images differ
-  assert families.model(CASE).features({"image": image}).shape == (3, 24)
+  assert families.model(chosen).features({"image": image}).shape == (3, 24)
 
 
 @pytest.mark.more

@@ -128,11 +128,15 @@ SIZES = [
   ("clip", "clip-l14-336", 427_944_193, 0),
   ("basic", "basic-s", (25 + 108) * M, 0.02),  # Pham et al. 2021, image and text
   ("basic", "basic-m", (168 + 184) * M, 0.01),
+  ("basic", "basic-l", (2.4 + 0.67) * B, 0.02),
   ("coatnet", "coatnet-0", 25 * M, 0.02),  # Dai et al. 2021, tables 4 and 12
   ("coatnet", "coatnet-1", 42 * M, 0.012),
   ("coatnet", "coatnet-2", 75 * M, 0.0067),
   ("coatnet", "coatnet-3", 168 * M, 0.0067),  # 167.0 by table 3
   ("coatnet", "coatnet-4", 275 * M, 0.0018),
+  ("coatnet", "coatnet-5", 688 * M, 0.001),
+  ("coatnet", "coatnet-6", 1.47 * B, 0.0034),
+  ("coatnet", "coatnet-7", 2.44 * B, 0.003),
   ("vit", "vit-h14", 632_045_800, 0),  # Dosovitskiy et al. 2021, table 1
   ("swin", "swin-t", 28_288_354, 0),  # Liu et al. 2021, table 1, to the last digit by their code
   ("swin", "swin-s", 49_606_258, 0),
