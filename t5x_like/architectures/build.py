@@ -87,12 +87,13 @@ class StackBuilder:
     if layers % self.period:
       period = f"the layer pattern repeats every {self.period} layers"
       raise UserError(f"config.model.design: {period}, found {layers} layers, expected a multiple of {self.period}")
+    pieces = [core.pieces_above for core in jax.eval_shape(lambda: [*map(self._core, range(len(self.cores)))])]
     return Stack(
       self.block,
       layers // self.period,
       rngs,
       position=self._position_at("stack", self.schemes[0], rngs),
-      pieces_above=jax.eval_shape(lambda: self._core(nnx.Rngs(0))).pieces_above,
+      pieces_above=min((n for n in pieces if n is not None), default=None),
       final_norm=design.make_norm(self.dims.embed, rngs) if design.final_norm else None,
       dropout=self.mlp_dropout,
       remat=self.remat,
@@ -124,7 +125,16 @@ class StackBuilder:
   def period(self) -> int:
     """Number of layers after which the pattern repeats."""
     experts = self.design.experts_every if self.design.experts else 1
-    return math.lcm(len(self.design.windows), experts, len(self.schemes))
+    return math.lcm(len(self.design.windows), experts, len(self.schemes), len(self.cores))
+
+  @cached_property
+  def cores(self) -> tuple[tuple[str, str | dict], ...]:
+    """The attention cores of the layers of a period, each with its key."""
+    where, spec = CORE, self.design.core
+    if isinstance(spec, dict) and "name" not in spec:
+      side = "decoder" if self.causal else "encoder"
+      where, spec = f"{CORE}.{side}", slots.fill(CORE, spec, _sides)[side]
+    return tuple((where, one) for one in (spec if isinstance(spec, tuple) else (spec,)))
 
   @property
   def dropout(self) -> Dropout:
@@ -182,7 +192,7 @@ class StackBuilder:
       q_norm=ScaledUnit(N, rngs) if cosine else q_norm,
       k_norm=Unit() if cosine else k_norm,
       position=self._position_at("layer", self.schemes[turn % len(self.schemes)], rngs) if own else None,
-      core=self._core(rngs) if own else Dense() if design.core == "dense" else Auto(),
+      core=self._core(turn, rngs) if own else Dense() if design.core == "dense" else Auto(),
       softcap=design.softcap,
       window=design.windows[turn % len(design.windows)] if own else None,
       dropout=self.dropout,
@@ -234,15 +244,12 @@ class StackBuilder:
     """Build the scheme if it belongs in `place`, else return None."""
     return self._position(spec, rngs, width) if self._place(spec) == place else None
 
-  def _core(self, rngs: nnx.Rngs) -> Core:
-    where, spec = CORE, self.design.core
-    if isinstance(spec, dict) and "name" not in spec:
-      side = "decoder" if self.causal else "encoder"
-      where, spec = f"{CORE}.{side}", slots.fill(CORE, spec, _sides)[side]
-    return slots.make(where, spec, cores, "make", rngs=rngs, dims=self.dims, causal=self.causal)
+  def _core(self, turn: int, rngs: nnx.Rngs | None = None) -> Core:
+    where, spec = self.cores[turn % len(self.cores)]
+    return slots.make(where, spec, cores, "make", rngs=rngs or nnx.Rngs(0), dims=self.dims, causal=self.causal)
 
 
-def _sides(encoder: str | dict = "auto", decoder: str | dict = "auto"):
+def _sides(encoder: str | dict | tuple = "auto", decoder: str | dict | tuple = "auto"):
   """Declare the keys of a `core` that differs between encoder and decoder."""
 
 

@@ -40,8 +40,8 @@ class Design:
       (`norm.ScaledUnit`).
     softcap: bound of the attention logits.
     windows: range of a query, as in `Mask.window`, None for no limit; layers cycle through the tuple.
-    core: an attention core of `nn.cores`, a name or {"name": …} with its arguments; {"encoder": …,
-      "decoder": …} where the two differ.
+    core: an attention core of `nn.cores`, a name or {"name": …} with its arguments; layers cycle through a tuple;
+      {"encoder": …, "decoder": …} where the two differ.
     experts: a mixture of experts instead of the MLP.
     experts_every: N, if only every N-th layer has experts.
     mlp_dropout: whether dropout also applies inside the MLP.
@@ -67,7 +67,7 @@ class Design:
   attention_scale: float | Literal["cosine"] | None = None
   softcap: float | None = None
   windows: tuple[Positive | None, ...] = (None,)
-  core: str | dict = "auto"
+  core: str | dict | tuple = "auto"
   experts: Experts | None = None
   experts_every: Positive = 1
   mlp_dropout: bool = False

@@ -63,7 +63,7 @@ class Case:
 
   @property
   def core(self) -> str:
-    core = self.variant.design.core
+    core = _turns(self.variant.design.core)[0]
     return core if isinstance(core, str) else core["name"]
 
   def lacks(self, what: str) -> bool:
@@ -94,18 +94,21 @@ def representatives() -> list[Case]:
 def shrunk(variant: Variant, **changes) -> Variant:
   """The variant at width 16, two layers or one turn of its layers, with `changes` to its design."""
   design, dims = dataclasses.replace(variant.design, **changes), variant.dims
-  positions = design.position if isinstance(design.position, tuple) else (design.position,)
+  positions = _turns(design.position)
   partial = any(isinstance(p, dict) and p.get("fraction", 1.0) < 1 for p in positions)
   kv_heads = {dims.heads: 4, 1: 1}.get(dims.kv_heads, 2)
-  period = math.lcm(len(design.windows), design.experts_every if design.experts else 1, len(positions))
+  period = math.lcm(
+    len(design.windows), design.experts_every if design.experts else 1, len(positions), len(_turns(design.core))
+  )
   layers = 2 if period == 1 else period
-  core = design.core if isinstance(design.core, dict) else {"name": design.core}
+  cores = [{"name": one} if isinstance(one, str) else one for one in _turns(design.core)]
+  own = [one | SMALL_CORES.get(one["name"], {}) for one in cores]
   experts = design.experts and dataclasses.replace(design.experts, experts=4, capacity_factor=4.0)  # nothing is dropped
   position = [{**p, "length": 16} if isinstance(p, dict) and "length" in p else p for p in positions]
   design = dataclasses.replace(
     design,
     windows=tuple(None if w is None else 3 for w in design.windows),
-    core={**core, **SMALL_CORES.get(core["name"], {})},
+    core=own[0] if len(own) == 1 else tuple(own),
     experts=experts,
     position=tuple(position) if isinstance(design.position, tuple) else position[0],
   )
@@ -118,6 +121,10 @@ def shrunk(variant: Variant, **changes) -> Variant:
     embed=8 if variant.embed else None,
     decoder_layers=layers if variant.decoder_layers else None,
   )
+
+
+def _turns(spec) -> tuple:
+  return spec if isinstance(spec, tuple) else (spec,)
 
 
 @functools.cache
