@@ -39,8 +39,10 @@ class StagedVariant:
       multiple of the patch.
     mlp_ratio: width of a feed-forward layer in widths of its stage.
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
-    class_tokens: always 0.
+    class_tokens: learned vectors before the patches, at most `TOKENS`.
   """
+
+  TOKENS: ClassVar[int] = 0
 
   embed: Positive
   depths: tuple[Positive, ...]
@@ -57,8 +59,9 @@ class StagedVariant:
     if len(self.heads) != len(self.depths):
       found = f"found {len(self.heads)} for {len(self.depths)} stages"
       raise UserError(f"config.model.variant.heads: {found}, expected one number for each")
-    if self.class_tokens:
-      raise UserError(f"config.model.class_tokens: found {self.class_tokens}, models in stages have none; leave it out")
+    if self.class_tokens > self.TOKENS:
+      most = "expected 0 or 1" if self.TOKENS else "models in stages have none; leave it out"
+      raise UserError(f"config.model.class_tokens: found {self.class_tokens}, {most}")
 
   @property
   def stages(self) -> tuple[Dims, ...]:
@@ -76,7 +79,8 @@ class StagedVariant:
   @property
   def grids(self) -> tuple[Grid, ...]:
     """The grid of each stage."""
-    found = [Grid(-(-self.resolution // self.patch), -(-self.resolution // self.patch))]
+    side = -(-self.resolution // self.patch)
+    found = [Grid(side, side, self.class_tokens)]
     while len(found) < len(self.depths):
       found.append(found[-1].coarser(2))
     return tuple(found)
@@ -88,33 +92,47 @@ class StagedVariant:
 
 
 class Stage(nnx.Module):
-  """An optional entry layer, which makes the stage's tokens from the previous stage's, and an optional stack of blocks.
+  """An optional entry layer, which makes the stage's tokens from the previous stage's, an optional stack of blocks, and
+  an optional last layer, whose tokens are the next stage's.
 
   Args:
-    place: drop-path rate of the entry as a share of the model's.
+    places: drop-path rates of the entry and of the last layer as shares of the model's.
     length: sequence length for the positions shared by the stack.
   """
 
-  def __init__(self, entry: Layer | None, stack: Stack | None, *, remat: Remat, place: float, length: int):
-    self.entry, self.stack = entry, stack
-    self.remat, self.place, self.length = remat, place, length
+  def __init__(
+    self,
+    entry: Layer | None,
+    stack: Stack | None,
+    last: Layer | None = None,
+    *,
+    remat: Remat,
+    places: tuple[float, float],
+    length: int,
+  ):
+    self.entry, self.stack, self.last = entry, stack, last
+    self.remat, self.places, self.length = remat, places, length
 
   def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return ([B, T / 4, 2 D], auxiliary scalars), in the first stage [B, T, D]."""
     pos, aux = positions(self.length), {}
-    context = Context(mask=Mask(pos, pos, aligned=True), depth=jnp.full((1,), self.place))
+    context = Context(mask=Mask(pos, pos, aligned=True))
 
-    def enter(entry, x_BTD, key):
-      return entry(x_BTD, context, None, key)[:2]
+    def run(name: str, number: int, place: float, x_BTD: jax.Array) -> jax.Array:
+      def call(layer, x_BTD, key):
+        return layer(x_BTD, dataclasses.replace(context, depth=jnp.full((1,), place)), None, key)[:2]
 
-    if self.entry is not None:
-      x_BTD, more = self.remat.wrap(enter, prevent_cse=True)(self.entry, x_BTD, subkey(key, 0))
-      collect(aux, "entry", more)
+      layer = getattr(self, name)
+      x_BTD, more = self.remat.wrap(call, prevent_cse=True)(layer, x_BTD, subkey(key, number))
+      collect(aux, name, more)
+      return x_BTD
+
+    x_BTD = x_BTD if self.entry is None else run("entry", 0, self.places[0], x_BTD)
     x_BTD = constrain(x_BTD, "batch", "residual_length", "activation_embed")
     if self.stack is not None:
       x_BTD, more, _ = self.stack(x_BTD, context, key=subkey(key, 1))
       collect(aux, "stack", more)
-    return x_BTD, aux
+    return (x_BTD if self.last is None else run("last", 2, self.places[1], x_BTD)), aux
 
 
 class StagedEncoder(ImageEncoder):

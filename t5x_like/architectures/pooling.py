@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,8 @@ SIZE = 3  # rows and columns of the pooling kernel
 class Pool(nnx.Module):
   """A convolution of each channel by itself, the same for all heads, and a norm over the head width.
 
+  Extra tokens before the grid's are normalised alone.
+
   Args:
     grid: grid of the tokens, in raster order.
     stride: stride of the convolution, whose kernel has 3 x 3 weights for each of `width` channels.
@@ -40,13 +43,15 @@ class Pool(nnx.Module):
   def __call__(self, x_BTNH: jax.Array) -> jax.Array:
     """Pool to [B, T / stride², N, H], as a sum of shifted grids: it needs no transposition and does not move heads."""
     B, _, *heads = x_BTNH.shape
-    x = x_BTNH.astype(jnp.float32).reshape(B, self.grid.rows, self.grid.columns, *heads)
+    extra, cells = jnp.split(x_BTNH.astype(jnp.float32), [self.grid.extra], axis=1)
+    x = cells.reshape(B, self.grid.rows, self.grid.columns, *heads)
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0), (0, 0)))
     coarse, s, kernel = self.grid.coarser(self.stride), self.stride, self.kernel[...]
     rows, columns = s * (coarse.rows - 1) + 1, s * (coarse.columns - 1) + 1
     cells = ((i, j) for i in range(SIZE) for j in range(SIZE))
     y = sum(kernel[i, j] * x[:, i : i + rows : s, j : j + columns : s] for i, j in cells)
-    return self.norm(y.reshape(B, coarse.patches, *heads)).astype(x_BTNH.dtype)
+    y = jnp.concatenate([extra, y.reshape(B, coarse.patches, *heads)], axis=1)
+    return self.norm(y).astype(x_BTNH.dtype)
 
 
 class PoolingAttention(Attention):
@@ -75,8 +80,12 @@ class PoolingAttention(Attention):
     options = dict(scale=self.scale, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
     with jax.named_scope("attention"):
       o_BTNH = self.core(q_BTNH, k_BSKH, v_BSKH, mask, None, self.position, place=self.place, **options)
-    o_BTNH = named(o_BTNH + q_BTNH, "context")
+    o_BTNH = named(self.joined(o_BTNH, q_BTNH), "context")
     return named(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out"), {}, None
+
+  def joined(self, o_BTNH: jax.Array, q_BTNH: jax.Array) -> jax.Array:
+    """Add the pooled queries to the attended values."""
+    return o_BTNH + q_BTNH
 
 
 class PoolingResidual(Residual):
@@ -98,11 +107,11 @@ class PoolingResidual(Residual):
 
 
 def max_pooled(x_BTD: jax.Array, grid: Grid, stride: int) -> jax.Array:
-  """Take the maximum of 3 x 3 cells of the grid: [B, T / stride², D]."""
+  """Take the maximum of 3 x 3 cells of the grid: [B, T / stride², D]. Extra tokens before them stay."""
   B, _, D = x_BTD.shape
-  x_BYXD = x_BTD.reshape(B, grid.rows, grid.columns, D)
-  found = max_pool(x_BYXD, SIZE, stride, ((1, 1), (1, 1)))
-  return found.reshape(B, -1, D)
+  extra, cells = jnp.split(x_BTD, [grid.extra], axis=1)
+  found = max_pool(cells.reshape(B, grid.rows, grid.columns, D), SIZE, stride, ((1, 1), (1, 1)))
+  return jnp.concatenate([extra, found.reshape(B, -1, D)], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,13 +125,15 @@ class PoolingBuilder(GridStackBuilder):
   """
 
   cells: Grid = Grid(0, 0)
+  KIND: ClassVar[type[PoolingAttention]] = PoolingAttention
+
   q_stride: int = 1
   kv_stride: int = 1
   width: int | None = None
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
     given = dict(cells=self.cells, q_stride=self.q_stride, kv_stride=self.kv_stride, design=self.design)
-    return super()._attention(partial(PoolingAttention, width=self.width, **given), rngs, turn)
+    return super()._attention(partial(self.KIND, width=self.width, **given), rngs, turn)
 
   def entry(self, rngs: nnx.Rngs) -> Block:
     """Build the first block of a stage: its attention pools queries, and its output is wider than its input."""

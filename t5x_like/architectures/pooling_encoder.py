@@ -1,6 +1,7 @@
 """The image encoder with pooling attention: Multiscale Vision Transformers."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 from flax import nnx
@@ -51,6 +52,7 @@ class PoolingEncoder(StagedEncoder):
   """Stages of blocks with pooling attention; after the first stage, each stage's first block makes the grid coarser."""
 
   VARIANT = PoolingVariant
+  PATCHES: ClassVar[type[OverlappingPatches]] = OverlappingPatches
 
   def __init__(self, rngs: nnx.Rngs, *, variant: str | PoolingVariant, **options):
     super().__init__(rngs, variant=variant, **options)
@@ -60,7 +62,7 @@ class PoolingEncoder(StagedEncoder):
     if design.norm_position != "pre":
       found = f"found {design.norm_position!r}"
       raise UserError(f"config.model.design.norm_position: {found}, expected 'pre' where blocks make the grid coarser")
-    return OverlappingPatches(self.variant, rngs)
+    return self.PATCHES(self.variant, rngs)
 
   def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
     variant, dims, grid = self.variant, self.variant.stages[number], self.variant.grids[number]
@@ -77,4 +79,4 @@ class PoolingEncoder(StagedEncoder):
       same = dict(cells=grid, key_grid=grid.coarser(kv_stride), depths=rest)
       stack = PoolingBuilder(variant.design, layers, **same, **given).stack(rngs)
       stack = stack.without(final_norm=Identity(), dropout=NO_DROPOUT)  # the whole model has one
-    return Stage(entry, stack, remat=options["remat"], place=places[0], length=grid.patches)
+    return Stage(entry, stack, remat=options["remat"], places=(places[0], 0.0), length=grid.patches)

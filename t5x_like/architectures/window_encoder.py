@@ -120,7 +120,7 @@ class WindowEncoder(StagedEncoder):
     ).stack(rngs)
     stack = stack.without(final_norm=Identity(), dropout=NO_DROPOUT)  # the whole model has one
     entry = self._merging(number, rngs) if number else None
-    return Stage(entry, stack, remat=options["remat"], place=places[0], length=window**2)
+    return Stage(entry, stack, remat=options["remat"], places=(places[0], 0.0), length=window**2)
 
   def _design(self, number: int) -> Design:
     """Return the design of a stage, with the window that its positions were first trained on."""

@@ -2,7 +2,7 @@
 
 A pre-norm encoder whose attention pools queries, keys and values with small convolutions. Between stages, queries are
 pooled, and tokens become fewer and wider; keys and values are always few. Pooled queries are added to the output of
-attention. Positions are relative, separately for rows and columns.
+attention. Positions are relative, separately for rows and columns. `mvit_v1` is the first version.
 """
 
 from t5x_like.architectures.design import Design

@@ -28,6 +28,7 @@ from t5x_like.training import other_runs
 
 SMALL = dict(dims=Dims(16, 4, 4, 4, 32, 2), patch=2, resolution=6)
 STAGED = dict(embed=8, depths=(2, 1), heads=(2, 4), mlp_ratio=2.0, patch=2, resolution=11)
+OWN = {"mvit_v1": {"depths": (1, 2)}}  # a class token reads nothing of the queries that the last block pools
 FOUND = [m.name for m in pkgutil.iter_modules(t5x_like.models.__path__) if m.name[0] != "_"]
 FAMILIES = [n for n in FOUND if issubclass(importlib.import_module(f"t5x_like.models.{n}").Model, ImageEncoder)]
 POSITIONS = slots.names(image_positions)
@@ -41,6 +42,7 @@ def case(family="vit", position=None, **changes) -> families.Case:
   small = (
     STAGED | ({"window": 3} if issubclass(kind, WindowEncoder) else {}) if issubclass(kind, StagedEncoder) else SMALL
   )
+  small = small | OWN.get(family, {})
   changes = small | {"head": {"name": first.head, "labels": 5}} | changes
   variant = dataclasses.replace(first, design=design, **changes)
   return families.Case(f"{family}:{position}:{variant.head['name']}:{variant.class_tokens}", family, variant)
@@ -57,7 +59,7 @@ HYBRID = case(backbone=BIT, patch=8, resolution=24)
 CASES += [dataclasses.replace(HYBRID, name="vit:hybrid")]
 LATER = (
   "swin_v2:",
-  "mvit:",
+  "mvit",
   "vit:log_cpb",
   "vit:decomposed_2d",
   "vit:none",

@@ -145,6 +145,7 @@ SIZES = [
   ("swin_v2", "swin-v2-t", 28_347_154, 0),  # as `transformers` counts them
   ("swin_v2", "swin-v2-s", 49_728_418, 0),
   ("swin_v2", "swin-v2-b", 87_918_816, 0),
+  ("mvit_v1", "mvit-b16", 37.0 * M, 0.0014),  # Fan et al. 2021, table 9
   ("mvit", "mvit-v2-t", 24_173_320, 0),  # 24, 35 and 52 M in Li et al. 2022, table 1; to the last digit by their code
   ("mvit", "mvit-v2-s", 34_870_216, 0),
   ("mvit", "mvit-v2-b", 51_472_744, 0),

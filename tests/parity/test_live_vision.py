@@ -42,7 +42,7 @@ def agrees(ours, arrays: dict[str, np.ndarray], theirs, image: np.ndarray) -> No
   model = params.with_arrays(shapes, {n: jnp.asarray(x) for n, x in arrays.items()})
   found = np.asarray(jax.jit(lambda m, x: m({"image": x})["logits"])(model, image))
   with torch.no_grad():
-    expected = theirs.eval()(torch.tensor(image).permute(0, 3, 1, 2)).numpy()
+    expected = theirs(torch.tensor(image).permute(0, 3, 1, 2)).numpy()
   assert np.abs(expected[0] - expected[1]).max() > 1e-2
   assert np.abs(found - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
 
@@ -97,4 +97,165 @@ def test_a_hybrid_is_timms():
   stem = {"name": "bit", "widths": (256, 512), "depths": depths}
   variant = ImageVariant(Dims(16, 4, 4, 4, 32, layers), vit.DESIGN, 8, side, head=HEAD, backbone=stem)
   image = np.random.default_rng(0).standard_normal((2, side, side, 3)).astype(np.float32)
-  agrees(functools.partial(vit.Model, variant=variant), arrays, theirs, image)
+  agrees(functools.partial(vit.Model, variant=variant), arrays, theirs.eval(), image)
+
+
+def test_the_first_mvit_is_torchvisions_over_one_frame():
+  """Blocks of torchvision's MViT for videos, with kernels of one frame."""
+  mvit = pytest.importorskip("torchvision.models.video.mvit")
+  from t5x_like.models import mvit_v1
+
+  side, depths, heads, embed, kv_stride = 44, (1, 3, 1), (1, 2, 4), 8, 2
+  settings, order = [], []
+  for stage, depth in enumerate(depths):
+    for at in range(depth):
+      D, last = embed << stage, at == depth - 1 and stage < len(depths) - 1
+      pooled = stage > 0 and at == 0
+      order.append((stage, at))
+      settings.append(
+        mvit.MSBlockConfig(
+          num_heads=heads[stage],
+          input_channels=D,
+          output_channels=D * 2 if last else D,
+          kernel_q=[1, 3, 3] if pooled else [],
+          kernel_kv=[1, 3, 3],
+          stride_q=[1, 2, 2] if pooled else [],
+          stride_kv=[1, *[max(kv_stride >> stage, 1)] * 2],
+        )
+      )
+  patch = dict(patch_embed_kernel=(1, 7, 7), patch_embed_stride=(1, 4, 4), patch_embed_padding=(0, 3, 3))
+  v1 = dict(residual_pool=False, residual_with_cls_embed=False, rel_pos_embed=False, proj_after_attn=False)
+  theirs = mvit.MViT((side, side), 1, settings, num_classes=5, **v1, **patch)
+  p = drawn(theirs.eval())
+  arrays, stacks = (
+    {"patches/kernel": p["conv_proj.weight"][:, :, 0].transpose(2, 3, 1, 0), "patches/bias": p["conv_proj.bias"]},
+    {},
+  )
+  arrays["patches/tokens"] = p["pos_encoding.class_token"][None]
+  cells = p["pos_encoding.spatial_pos"] + p["pos_encoding.temporal_pos"]
+  arrays["inputs/position/table"] = np.concatenate([p["pos_encoding.class_pos"][None], cells])
+  for number, (stage, at) in enumerate(order):
+    t = f"blocks.{number}"
+    found = norm(p, f"{t}.norm1", "self_attention/in_norm") | norm(p, f"{t}.norm2", "mlp/in_norm")
+    for n, part in enumerate(("query", "key", "value")):
+      weight, bias = (np.split(p[f"{t}.attn.qkv.{kind}"], 3)[n] for kind in ("weight", "bias"))
+      found |= {f"self_attention/layer/{part}/kernel": weight.T, f"self_attention/layer/{part}/bias": bias}
+      pool = f"{t}.attn.pool_{part[0]}"
+      if f"{pool}.pool.weight" in p:
+        found[f"self_attention/layer/pool_{part}/kernel"] = p[f"{pool}.pool.weight"][:, 0, 0].transpose(1, 2, 0)
+        found |= norm(p, f"{pool}.norm_act.0", f"self_attention/layer/pool_{part}/norm")
+    found |= dense(p, f"{t}.attn.project.0", "self_attention/layer/out")
+    found |= dense(p, f"{t}.mlp.0", "mlp/layer/wi") | dense(p, f"{t}.mlp.3", "mlp/layer/wo")
+    found |= dense(p, f"{t}.project", "mlp/shortcut") if f"{t}.project.weight" in p else {}
+    inside = "entry" if stage and not at else "last" if f"{t}.project.weight" in p else "stack/blocks"
+    name = f"stage_{stage + 1}/{inside}/"
+    if inside == "stack/blocks":
+      for key, x in found.items():
+        stacks.setdefault(name + key, []).append(x)
+    else:
+      arrays |= {name + key: x for key, x in found.items()}
+  arrays |= {name: np.stack(each) for name, each in stacks.items()}
+  arrays |= norm(p, "norm", "final_norm") | dense(p, "head.1", "head/out")
+  variant = mvit_v1.FirstPoolingVariant(
+    embed, depths, heads, mvit_v1.DESIGN, resolution=side, kv_stride=kv_stride, head=HEAD
+  )
+  image = np.random.default_rng(0).standard_normal((2, side, side, 3)).astype(np.float32)
+  whole = lambda x: theirs(x[:, :, None])  # noqa: E731
+  agrees(functools.partial(mvit_v1.Model, variant=variant), arrays, whole, image)
+
+
+def test_the_second_mvit_is_timms():
+  mvitv2 = pytest.importorskip("timm.models.mvitv2")
+  from t5x_like.architectures.pooling_encoder import PoolingVariant
+  from t5x_like.models import mvit
+
+  side, depths, heads, embed, kv_stride = 64, (1, 3), (2, 4), 8, 2
+  strides = dict(stride_q=((1, 1), (2, 2)), stride_kv_adaptive=(kv_stride, kv_stride))
+  sizes = mvitv2.MultiScaleVitCfg(depths=depths, embed_dim=embed, num_heads=heads[0], **strides)
+  theirs = mvitv2.MultiScaleVit(sizes, img_size=(side, side), num_classes=5).eval()
+  p = drawn(theirs)
+  arrays = {"patches/kernel": p["patch_embed.proj.weight"].transpose(2, 3, 1, 0)}
+  arrays["patches/bias"] = p["patch_embed.proj.bias"]
+  stacks = {}
+  for stage, depth in enumerate(depths):
+    for at in range(depth):
+      t = f"stages.{stage}.blocks.{at}"
+      found = block(p, t)
+      for part in ("query", "key", "value"):
+        pool = f"self_attention/layer/pool_{part}"
+        found[f"{pool}/kernel"] = p[f"{t}.attn.pool_{part[0]}.weight"][:, 0].transpose(1, 2, 0)
+        found |= norm(p, f"{t}.attn.norm_{part[0]}", f"{pool}/norm")
+      for theirs_, ours in ("rel_pos_h", "rows"), ("rel_pos_w", "columns"):
+        found[f"self_attention/layer/position/{ours}"] = p[f"{t}.attn.{theirs_}"]
+      if stage and not at:
+        found |= dense(p, f"{t}.shortcut_proj_attn", "self_attention/shortcut")
+        arrays |= {f"stage_{stage + 1}/entry/{name}": x for name, x in found.items()}
+        continue
+      for name, x in found.items():
+        stacks.setdefault(f"stage_{stage + 1}/stack/blocks/{name}", []).append(x)
+  arrays |= {name: np.stack(each) for name, each in stacks.items()}
+  arrays |= norm(p, "norm", "final_norm") | dense(p, "head.fc", "head/out")
+  variant = PoolingVariant(embed, depths, heads, mvit.DESIGN, resolution=side, kv_stride=kv_stride, head=HEAD)
+  image = np.random.default_rng(0).standard_normal((2, side, side, 3)).astype(np.float32)
+  agrees(functools.partial(mvit.Model, variant=variant), arrays, theirs, image)
+
+
+def test_a_coatnet_is_timms_with_layer_norm():
+  """timm's blocks with the paper's strides and pools, and the norms that are ours."""
+  maxxvit = pytest.importorskip("timm.models.maxxvit")
+  from t5x_like.architectures.hybrid_encoder import HybridVariant
+  from t5x_like.models import coatnet
+
+  side, widths, depths = 64, (8, 12, 16, 24), (1, 2, 3, 1)
+  convolutions = maxxvit.MaxxVitConvCfg(
+    stride_mode="1x1", pool_type="max2", attn_act_layer="gelu", norm_layer="layernorm2d", norm_eps=1e-5
+  )
+  attention = maxxvit.MaxxVitTransformerCfg(dim_head=4, head_first=False, pool_type="max2", norm_eps=1e-5)
+  sizes = maxxvit.MaxxVitCfg(widths, depths, stem_width=4, stem_bias=True)
+  sizes.conv_cfg, sizes.transformer_cfg = convolutions, attention
+  theirs = maxxvit.MaxxVit(sizes, img_size=side, num_classes=5).eval()
+  p = drawn(theirs)
+  arrays, stacks, number = {}, {}, 0
+  for theirs_, ours in ("conv1", "first"), ("conv2", "second"):
+    arrays[f"{ours}/kernel"] = p[f"stem.{theirs_}.weight"].transpose(2, 3, 1, 0)
+    arrays[f"{ours}/bias"] = p[f"stem.{theirs_}.bias"]
+  arrays |= norm(p, "stem.norm1", "first_norm") | norm(p, "norm", "norm") | dense(p, "head.fc", "head/out")
+  for stage, depth in enumerate(depths):
+    for at in range(depth):
+      t = f"stages.{stage}.blocks.{at}"
+      project = f"{t}.shortcut.expand"
+      if stage < 2:
+        o = f"convolutions/{number}"
+        names = {"pre_norm": "in_norm", "norm1": "expand_norm", "norm2": "depthwise_norm"}
+        for theirs_, ours in names.items():
+          arrays |= norm(p, f"{t}.{theirs_}", f"{o}/{ours}")
+        names = {"conv1_1x1": "expand", "se.fc1": "gate/down", "se.fc2": "gate/up", "conv3_1x1": "shrink"}
+        for theirs_, ours in names.items():
+          arrays |= dense(p, f"{t}.{theirs_}", f"{o}/{ours}")
+        arrays[f"{o}/depthwise/kernel"] = p[f"{t}.conv2_kxk.weight"][:, 0].transpose(1, 2, 0)
+        arrays |= dense(p, project, f"{o}/project") if at == 0 else {}
+        number += 1
+        continue
+      table = p[f"{t}.attn.rel_pos.relative_position_bias_table"]
+      found = {"self_attention/layer/position/table": table} | dense(p, f"{t}.attn.proj", "self_attention/layer/out")
+      for n, part in enumerate(("query", "key", "value")):
+        weight, bias = (np.split(p[f"{t}.attn.qkv.{kind}"], 3)[n] for kind in ("weight", "bias"))
+        name = f"self_attention/layer/{part}"
+        found |= {f"{name}/kernel": weight.reshape(len(weight), -1).T, f"{name}/bias": bias}
+      found |= norm(p, f"{t}.norm1.norm" if at == 0 else f"{t}.norm1", "self_attention/in_norm")
+      found |= norm(p, f"{t}.norm2", "mlp/in_norm")
+      found |= dense(p, f"{t}.mlp.fc1", "mlp/layer/wi") | dense(p, f"{t}.mlp.fc2", "mlp/layer/wo")
+      o = "third" if stage == 2 else "fourth"
+      if at == 0:
+        entry = {"self_attention/layer": "attention", "self_attention/in_norm": "norm"}
+        for name, x in found.items():
+          start = next((start for start in entry if name.startswith(start)), None)
+          arrays[f"{o}/{name if start is None else entry[start] + name.removeprefix(start)}"] = x
+        arrays |= dense(p, project, f"{o}/project")
+        continue
+      for name, x in found.items():
+        stacks.setdefault(f"{o}/stack/blocks/{name}", []).append(x)
+  arrays |= {name: np.stack(each) for name, each in stacks.items()}
+  variant = HybridVariant(4, widths, depths, coatnet.DESIGN, 4, resolution=side, head=HEAD)
+  image = np.random.default_rng(0).standard_normal((2, side, side, 3)).astype(np.float32)
+  agrees(functools.partial(coatnet.Model, variant=variant), arrays, theirs, image)

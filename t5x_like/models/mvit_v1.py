@@ -1,0 +1,30 @@
+"""MViT: Multiscale Vision Transformers for images (Fan et al. 2021, https://arxiv.org/abs/2104.11227, section 5).
+
+A pre-norm encoder whose attention pools keys and values with small convolutions. The first block of a stage pools the
+queries, so that tokens become fewer, and the last block of a stage makes them wider. A class token, which is not
+pooled, and learned positions at the inputs. `mvit` is the second version.
+"""
+
+from dataclasses import replace
+
+from t5x_like.architectures.first_pooling_encoder import FirstPoolingEncoder, FirstPoolingVariant
+from t5x_like.models import mvit
+
+DESIGN = replace(mvit.DESIGN, position="learned_1d")
+
+
+def _mvit(embed, depths, heads=(1, 2, 4, 8), **more) -> FirstPoolingVariant:
+  return FirstPoolingVariant(embed, depths, heads, DESIGN, **more)
+
+
+VARIANTS = {
+  #                    embed  depths
+  "mvit-v1-tiny": _mvit(  16, (1, 2), (2, 4), patch=4, resolution=32),  # for debugging
+  "mvit-b16":     _mvit(  96, (1, 2, 11, 2)),
+}  # fmt: skip
+
+
+class Model(FirstPoolingEncoder):
+  """An MViT of one of `VARIANTS`, with the features and arguments of every image encoder."""
+
+  VARIANTS = VARIANTS
