@@ -32,13 +32,13 @@ REPRESENTATIVES = 2  # of a family
 
 SMALL_CORES = {  # arguments of cores at lengths of 8 and 10
   "bigbird": {"block": 1, "random_blocks": 1},
-  "linformer": {"k": 4, "length": 16},
+  "linformer": {"k": 4, "length": 16, "sequences": 2},
   "chunked": {"query_chunk": 4, "key_chunk": 4},
   "local": {"window": 3},
 }
 
 # What a core cannot do by its definition. BigBird's last block, which all tokens see, is that of the padded length.
-EXCEPTIONS = {"bigbird": {"packing", "length"}, "linformer": {"packing"}, "memory_compressed": {"packing"}}
+EXCEPTIONS = {"bigbird": {"packing", "length"}, "memory_compressed": {"packing"}}
 
 
 PRETRAINING = {"xlnet": {"unknown"}}  # parameters that only a family's own objective reads

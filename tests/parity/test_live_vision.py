@@ -210,7 +210,7 @@ def test_a_coatnet_is_timms_with_layer_norm():
   convolutions = maxxvit.MaxxVitConvCfg(
     stride_mode="1x1", pool_type="max2", attn_act_layer="gelu", norm_layer="layernorm2d", norm_eps=1e-5
   )
-  attention = maxxvit.MaxxVitTransformerCfg(dim_head=4, head_first=False, pool_type="max2", norm_eps=1e-5)
+  attention = maxxvit.MaxxVitTransformerCfg(dim_head=4, pool_type="max2", norm_eps=1e-5)
   sizes = maxxvit.MaxxVitCfg(widths, depths, stem_width=4, stem_bias=True)
   sizes.conv_cfg, sizes.transformer_cfg = convolutions, attention
   theirs = maxxvit.MaxxVit(sizes, img_size=side, num_classes=5).eval()
@@ -239,9 +239,10 @@ def test_a_coatnet_is_timms_with_layer_norm():
       table = p[f"{t}.attn.rel_pos.relative_position_bias_table"]
       found = {"self_attention/layer/position/table": table} | dense(p, f"{t}.attn.proj", "self_attention/layer/out")
       for n, part in enumerate(("query", "key", "value")):
-        weight, bias = (np.split(p[f"{t}.attn.qkv.{kind}"], 3)[n] for kind in ("weight", "bias"))
+        weight, bias = (p[f"{t}.attn.qkv.{kind}"] for kind in ("weight", "bias"))  # by head, then by part
+        weight, bias = (x.reshape(-1, 3, 4, x[0].size)[:, n].reshape(-1, x[0].size) for x in (weight, bias))
         name = f"self_attention/layer/{part}"
-        found |= {f"{name}/kernel": weight.reshape(len(weight), -1).T, f"{name}/bias": bias}
+        found |= {f"{name}/kernel": weight.T, f"{name}/bias": bias[:, 0]}
       found |= norm(p, f"{t}.norm1.norm" if at == 0 else f"{t}.norm1", "self_attention/in_norm")
       found |= norm(p, f"{t}.norm2", "mlp/in_norm")
       found |= dense(p, f"{t}.mlp.fc1", "mlp/layer/wi") | dense(p, f"{t}.mlp.fc2", "mlp/layer/wo")

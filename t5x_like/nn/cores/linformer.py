@@ -2,7 +2,8 @@
 (Wang et al. 2020, https://arxiv.org/abs/2006.04768, section 4).
 
 Cost, with `k` projected keys: T * k logits per head and S * k * H multiplications per key/value head for each of the
-two projections, all linear in the length, in FLOPs and in memory. Parameters: k * length for each projection.
+two projections, all linear in the length, in FLOPs and in memory; packed rows cost as many times as much as they may
+have sequences. Parameters: k * length for each projection.
 """
 
 from typing import Literal
@@ -17,7 +18,7 @@ from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.slots import Positive
+from t5x_like.slots import Count, Positive
 
 
 class Linformer(Core):
@@ -34,9 +35,11 @@ class Linformer(Core):
     start: initial projections. "random": mixtures of all keys, with variance 1/length; "pooling": each pools length/k
       neighbours (section 4, "general projections"), which tells positions apart from the first step on. Both preserve
       the scale of keys.
+    sequences: the most sequences of a packed row, each of which is projected by its own positions; 0 refuses packing.
+      Beyond them results are NaN, which stops a run.
   """
 
-  refuses = ("causal", "window", "segments", "prefix", "bias", "query_bias")
+  refuses = ("causal", "window", "prefix", "bias", "query_bias")
 
   def __init__(
     self,
@@ -47,6 +50,7 @@ class Linformer(Core):
     length: Positive = 512,
     share: Literal["none", "headwise", "kv"] = "headwise",
     start: Literal["random", "pooling"] = "random",
+    sequences: Count = 0,
   ):
     shape, axes = (k, length), (None, None)
     if share == "none":
@@ -56,6 +60,7 @@ class Linformer(Core):
     self.values = None if share == "kv" else params.param(rngs, init, shape, axes)
     self.k = k
     self.length = length
+    self.sequences = sequences
 
   def attend(self, q, k, v, mask, softmax):
     S = k.shape[1]
@@ -65,8 +70,24 @@ class Linformer(Core):
         "sequences or give it a larger 'length'"
       )
     values = self.keys if self.values is None else self.values
+    if mask.q_segments is not None:
+      return self._packed(q, (k, self.keys), (v, values), mask, softmax)
     k, v = _project(self.keys, k, mask.k_valid), _project(values, v, mask.k_valid)
     return Dense().attend(q, k, v, Mask(mask.q_pos, positions(self.k)), softmax)
+
+  def _packed(self, q, keys, values, mask, softmax):
+    """Attend in packed rows, from `keys` and `values` with their matrices."""
+    if not self.sequences:
+      raise self.refusal("packed sequences (segment ids) unless 'sequences' says how many a row may have")
+    numbers_G = jnp.arange(1, self.sequences + 1)
+    own_BSG = mask.k_segments[..., None] == numbers_G
+    own_BSG = own_BSG if mask.k_valid is None else own_BSG & mask.k_valid[..., None]
+    pos_BS = jnp.broadcast_to(mask.k_pos, own_BSG.shape[:2])
+    k, v = (_project_packed(matrix, x, pos_BS, own_BSG) for x, matrix in (keys, values))
+    k_segments = jnp.repeat(numbers_G, self.k)[None]
+    seen = Mask(mask.q_pos, positions(k.shape[1]), mask.q_segments, k_segments)
+    out_BTNH = Dense().attend(q, k, v, seen, softmax)
+    return jnp.where((mask.q_segments > self.sequences)[..., None, None], jnp.nan, out_BTNH)
 
 
 def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
@@ -84,6 +105,14 @@ def _project(matrix: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array | None) -
   weights = matrix[...][..., : x_BSKH.shape[1]].astype(x_BSKH.dtype)
   # In this order: XLA for CPU fails on the product of a bfloat16 product whose first factor has no batch.
   return jnp.einsum("BSKH,KPS->BPKH" if weights.ndim == 3 else "BSKH,PS->BPKH", x_BSKH, weights)
+
+
+def _project_packed(matrix: nnx.Param, x_BSKH: jax.Array, pos_BS: jax.Array, own_BSG: jax.Array) -> jax.Array:
+  """Project each sequence of packed rows along its own positions, in the dtype of `x`; return [B, G * k, K, H]."""
+  weights = jnp.take(matrix[...].astype(x_BSKH.dtype), pos_BS, axis=-1, mode="clip")
+  equation = "BSKH,BSG,KPBS->BGPKH" if weights.ndim == 4 else "BSKH,BSG,PBS->BGPKH"
+  found = jnp.einsum(equation, x_BSKH, own_BSG.astype(x_BSKH.dtype), weights)
+  return found.reshape(found.shape[0], -1, *found.shape[3:])
 
 
 make = Linformer

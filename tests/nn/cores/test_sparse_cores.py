@@ -117,6 +117,22 @@ def test_linformer(share, S):
     np.testing.assert_allclose(out[row], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("share", ["none", "headwise"])
+def test_linformer_projects_each_sequence_of_a_packed_row_by_itself(share):
+  core = moved(cases.make({"name": "linformer", "k": 5, "length": 37, "share": share, "sequences": 2}))
+  q, k, v = cases.qkv()
+  segments, pos = cases.packed()
+  out = core(q, k, v, Mask(pos, pos, segments, segments, segments > 0), scale=0.4)
+  for row, lengths in enumerate([(11, 9), (20, 6)]):
+    start = 0
+    for length in lengths:
+      one = tuple(x[row : row + 1, start : start + length] for x in (q, k, v))
+      alone = core(*one, Mask(positions(length), positions(length)), scale=0.4)
+      np.testing.assert_allclose(out[row : row + 1, start : start + length], alone, rtol=1e-4, atol=1e-5)
+      start += length
+  assert np.array_equal(np.isnan(out).any((2, 3)), segments > 2)
+
+
 @pytest.mark.parametrize("share", ["none", "kv"])
 @pytest.mark.parametrize("length", [5, 15])
 def test_linformer_that_starts_by_pooling(share, length):
