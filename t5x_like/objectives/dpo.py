@@ -65,8 +65,8 @@ class Objective(DecoderTargets):
     rows = flat(batch)
     outputs = model.outputs(rows, key)
     reference = getattr(model, "reference", None) or without_adapters(model, merged=False)
-    own_B2 = _log_probabilities(outputs["logits"], rows)
-    base_B2 = jax.lax.stop_gradient(_log_probabilities(reference.outputs(rows)["logits"], rows))
+    own_B2 = log_probabilities(outputs["logits"], rows)
+    base_B2 = jax.lax.stop_gradient(log_probabilities(reference.outputs(rows)["logits"], rows))
     pairs_B = jnp.any(batch[self.weights] > 0, axis=(1, 2)).astype(jnp.float32)
     reward_B2 = self.beta * (own_B2 - base_B2)
     margin_B = reward_B2[:, 0] - reward_B2[:, 1]
@@ -88,7 +88,7 @@ class Objective(DecoderTargets):
     return add_auxiliary(loss, sums, outputs)
 
 
-def _log_probabilities(logits, rows: Batch) -> jax.Array:
+def log_probabilities(logits, rows: Batch) -> jax.Array:
   """Sum the log-probabilities of each row's weighted targets: float32 [B, 2]."""
   log_z_RT, target_logit_RT, *_ = statistics(logits, rows["decoder_target_tokens"], total=False)
   return jnp.sum((target_logit_RT - log_z_RT) * rows["decoder_loss_weights"], axis=1).reshape(-1, 2)

@@ -1,0 +1,62 @@
+"""Reward models: the preferred of two answers to a prompt scores higher (Bradley & Terry 1952)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.errors import UserError
+from t5x_like.objectives import flat
+from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(DecoderTargets):
+  """`-log sigmoid(r(chosen) - r(rejected) - gap)` (Ouyang et al. 2022, equation 1; Touvron et al. 2023, section 3.2.2).
+
+  The reward r of a row is the score of its last token. A pair fixes differences only, so `centre` draws the sum of a
+  pair's rewards towards 0 (Eisenstein et al. 2023, section 3).
+
+  Attributes:
+    centre: the weight of `(r(chosen) + r(rejected))^2`.
+    gap: the least difference of rewards that is asked for.
+  """
+
+  outputs = {"scores": 2}
+  gives = ("loss", "correct", "margin", "chosen_reward", "rejected_reward")
+  several = True
+
+  centre: float = 0.0
+  gap: float = 0.0
+
+  def __post_init__(self):
+    if self.centre < 0 or self.gap < 0:
+      raise UserError(
+        f"config.objective: found centre {self.centre} and gap {self.gap}, expected neither below 0; correct it"
+      )
+
+  def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Run the model on a batch.
+
+    Args:
+      model: a decoder with `config.model.scores=1`.
+      batch: as for `objectives.dpo`: features of the chosen and the rejected answer, [B, 2, …].
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums), sums over pairs: `loss`, `correct` (pairs in the right order), `margin`, the rewards of both
+      answers and `weights` (pairs), and the scalars of the model.
+    """
+    outputs = model.outputs(flat(batch), key)
+    reward_B2 = outputs["scores"][:, 0].reshape(-1, 2)
+    pairs_B = jnp.any(batch[self.weights] > 0, axis=(1, 2)).astype(jnp.float32)
+    margin_B = reward_B2[:, 0] - reward_B2[:, 1]
+    loss_B = jax.nn.softplus(self.gap - margin_B) + self.centre * jnp.square(jnp.sum(reward_B2, axis=1))
+    loss = jnp.sum(loss_B * pairs_B)
+    each = {
+      "correct": margin_B > 0,
+      "margin": margin_B,
+      "chosen_reward": reward_B2[:, 0],
+      "rejected_reward": reward_B2[:, 1],
+    }
+    sums = {"loss": loss, "weights": jnp.sum(pairs_B)} | {name: jnp.sum(x * pairs_B) for name, x in each.items()}
+    return add_auxiliary(loss, sums, outputs)

@@ -1,0 +1,93 @@
+"""Reward models and ORPO against their formulas in numpy, and on a preference set made here."""
+
+import json
+
+import numpy as np
+import pytest
+from flax import nnx
+from scipy.special import expit, log_softmax
+
+from objectives.test_dpo import drawn_batch, flags
+from t5x_like import train
+from t5x_like.errors import UserError
+from t5x_like.models import gpt
+from t5x_like.objectives import orpo, reward
+from t5x_like.report.writer import read_metrics
+from tests.models.families import Case, shrunk
+from tests.runs import assert_same_bits
+
+CASE = Case("gpt", "gpt", shrunk(gpt.VARIANTS["gpt2"]))
+
+
+@pytest.fixture(scope="module")
+def batch():
+  return drawn_batch(CASE)
+
+
+@pytest.fixture(scope="module")
+def scoring():
+  return gpt.Model(nnx.Rngs(3), variant=CASE.variant, scores=1)
+
+
+def one(batch, row, side):
+  return {name: batch[name][row, side][None] for name in ("decoder_input_tokens", "decoder_segment_ids")}
+
+
+def test_the_reward_loss_is_that_of_bradley_and_terry(batch, scoring):
+  centre, gap = 0.1, 0.2
+  loss, sums = reward.Objective(centre=centre, gap=gap)(scoring, batch)
+  rewards = np.array([[float(scoring.outputs(one(batch, row, s))["scores"][0, 0]) for s in (0, 1)] for row in range(3)])
+  margins = rewards[:, 0] - rewards[:, 1]
+  expected = (-np.log(expit(margins - gap)) + centre * rewards.sum(1) ** 2).sum()
+  np.testing.assert_allclose([loss, sums["loss"], sums["margin"]], [expected, expected, margins.sum()], rtol=1e-5)
+  np.testing.assert_allclose(sums["chosen_reward"], rewards[:, 0].sum(), rtol=1e-5)
+  assert sums["weights"] == 3 and sums["correct"] == (margins > 0).sum()
+
+
+def test_orpo_is_the_loss_of_its_paper(batch, scoring):
+  loss, sums = orpo.Objective(beta=0.3)(scoring, batch)
+  means = np.empty((3, 2))
+  for row in range(3):
+    for side in (0, 1):
+      log_p = log_softmax(np.asarray(scoring(one(batch, row, side))["logits"][0], np.float64), axis=-1)
+      weights = batch["decoder_loss_weights"][row, side]
+      own = np.take_along_axis(log_p, batch["decoder_target_tokens"][row, side][:, None], 1)[:, 0]
+      means[row, side] = (own * weights).sum() / weights.sum()
+  odds = np.exp(means) / (1 - np.exp(means))
+  ratio = np.log(odds[:, 0] / odds[:, 1])
+  expected = (-means[:, 0] - 0.3 * np.log(expit(ratio))).sum()
+  np.testing.assert_allclose([loss, sums["log_odds_ratio"]], [expected, ratio.sum()], rtol=1e-4)
+
+
+@pytest.mark.parametrize("objective", [reward, orpo])
+def test_padding_pairs_count_for_nothing(objective, batch, scoring):
+  padded = {name: np.concatenate([x, np.zeros_like(x[:1])]) for name, x in batch.items()}
+  for got, expected in zip(
+    objective.Objective()(scoring, padded)[1].values(), objective.Objective()(scoring, batch)[1].values()
+  ):
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("values, scores", [({"name": "reward"}, 1), ({"name": "orpo"}, 0)])
+def test_a_run_learns_the_preference_and_resumes_to_the_same_bits(values, scores, tmp_path, compiled, capsys):
+  more = (f"--config.objective={json.dumps(values)}", f"--config.model.scores={scores}")
+  run, parted = tmp_path / "run", tmp_path / "parted"
+  assert train.main([*flags(tmp_path, *more), f"--workdir={run}"]) == 0, capsys.readouterr().err
+  evaluated = [row for row in read_metrics(run) if "eval/pairs_preferences/accuracy" in row]
+  assert evaluated[-1]["eval/pairs_preferences/accuracy"] > 0.9
+  assert train.main([*flags(tmp_path, *more, "--config.total_steps=3"), f"--workdir={parted}"]) == 0
+  assert train.main([*flags(tmp_path, *more), f"--workdir={parted}"]) == 0
+  assert_same_bits(run, parted, 6)
+
+
+def test_a_reward_model_needs_a_score(tmp_path, capsys):
+  assert train.main([*flags(tmp_path, '--config.objective={"name": "reward"}'), f"--workdir={tmp_path}/run"]) == 2
+  assert "scores" in capsys.readouterr().err
+
+
+def test_bad_options_are_one_line():
+  with pytest.raises(UserError, match="found centre -1.0 and gap 0.0, expected neither below 0"):
+    reward.Objective(centre=-1.0)
+  with pytest.raises(UserError, match="config.objective.beta: found 0.0, expected a number above 0"):
+    orpo.Objective(beta=0.0)
