@@ -96,8 +96,10 @@ def shuffled(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf
   return permuted(index_B, row_keys(seed, epoch_B), size)
 
 
-def permuted(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
+def permuted(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool = False) -> tf.Tensor:
   """Map an index by the permutation of range(size) that the key selects: int64 [B], uint64 [B] -> int64 [B].
+
+  `back` maps by its inverse.
 
   Sizes up to 256 sort keyed words; larger ones use a Feistel network whose halves are digits of mixed radix (Black and
   Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), with cycle walking for values outside range(size).
@@ -112,28 +114,29 @@ def permuted(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
   with tf.control_dependencies([checked]):
     index_B = tf.identity(index_B)
   key_B = _absorbed(key_B, tf.constant(size, tf.uint64))  # a corpus of another size has another order
-  return _sorted_words(index_B, key_B, size) if size <= _SORTED_SIZES else _enciphered(index_B, key_B, size)
+  return (_sorted_words if size <= _SORTED_SIZES else _enciphered)(index_B, key_B, size, back)
 
 
-def _sorted_words(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
+def _sorted_words(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:
   """Return the place of the `index`-th largest (as signed) among the first `size` words of the key's stream."""
   key_U, which_B = tf.unique(key_B)  # rows of one epoch share their order
   counters_N = tf.constant(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN_GAMMA))
   words_UN = tf.bitcast(_mix(key_U[:, None] + counters_N), tf.int64)
   order_UN = tf.math.top_k(words_UN, k=size).indices  # among equal words the lower place comes first
+  order_UN = tf.argsort(order_UN) if back else order_UN
   return tf.cast(tf.gather_nd(order_UN, tf.stack([tf.cast(which_B, tf.int64), index_B], axis=1)), tf.int64)
 
 
-def _enciphered(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
+def _enciphered(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:
   """Apply the Feistel network with cycle walking."""
   radices = high, low = _radices(size)
-  place_B = _feistel(tf.cast(index_B, tf.uint64), key_B, radices)
+  place_B = _feistel(tf.cast(index_B, tf.uint64), key_B, radices, back)
   if high * low > size:
     end = tf.constant(size, tf.uint64)
 
     def walk(place_B: tf.Tensor) -> tuple[tf.Tensor]:
       outside = tf.where(place_B >= end)
-      moved = _feistel(tf.gather_nd(place_B, outside), tf.gather_nd(key_B, outside), radices)
+      moved = _feistel(tf.gather_nd(place_B, outside), tf.gather_nd(key_B, outside), radices, back)
       return (tf.tensor_scatter_nd_update(place_B, outside, moved),)
 
     (place_B,) = tf.while_loop(lambda place_B: tf.reduce_any(place_B >= end), walk, (place_B,))
@@ -147,8 +150,8 @@ def _radices(size: int) -> tuple[int, int]:
   return high, -(-size // high)
 
 
-def _feistel(value_B: tf.Tensor, key_B: tf.Tensor, radices: tuple[int, int]) -> tf.Tensor:
-  """Permute range(high * low) by the key: uint64 [B], uint64 [B] -> uint64 [B].
+def _feistel(value_B: tf.Tensor, key_B: tf.Tensor, radices: tuple[int, int], back: bool) -> tf.Tensor:
+  """Permute range(high * low) by the key, or permute it back: uint64 [B], uint64 [B] -> uint64 [B].
 
   With value = left * low + right, each round adds to one digit a random function of the other: word number `other` of
   the SplitMix64 stream that starts at the round's key.
@@ -158,13 +161,14 @@ def _feistel(value_B: tf.Tensor, key_B: tf.Tensor, radices: tuple[int, int]) -> 
   digits = [left_B, value_B - left_B * low]
   half, gamma = tf.constant(32, tf.uint64), tf.constant(GOLDEN_GAMMA, tf.uint64)
   round_key_RB = tf.unstack(key_B + tf.constant(_ROUND_CONSTANTS, tf.uint64)[:, None])
-  for number, round_key_B in enumerate(round_key_RB):
+  for number, round_key_B in list(enumerate(round_key_RB))[:: -1 if back else 1]:
     to = number % 2
     word_B = _mix(round_key_B + digits[1 - to] * gamma)
     # The upper half of the word, scaled to the digit's range (Lemire, "Fast Random Integer Generation", 2019).
     added_B = tf.bitwise.right_shift(tf.bitwise.right_shift(word_B, half) * radix[to], half)
-    sum_B = digits[to] + added_B
-    digits[to] = tf.minimum(sum_B, sum_B - radix[to])  # modulo the radix: the difference wraps where it is negative
+    # Modulo the radix: a difference wraps where it is negative.
+    moved_B = digits[to] - added_B if back else digits[to] + added_B
+    digits[to] = tf.minimum(moved_B, moved_B + radix[to] if back else moved_B - radix[to])
   return digits[0] * low + digits[1]
 
 

@@ -106,6 +106,9 @@ def test_every_small_size_is_permuted_as_defined(first):
     epoch, seed = size % 5, size % 7
     found = order(size, epoch=epoch, seed=seed)
     assert (np.bincount(found, minlength=size) == 1).all(), size
+    if size % 64 == 0:
+      places, keys = tf.constant(found), random.row_keys(seed, tf.fill(size, np.int64(epoch)))
+      assert random.permuted(places, keys, size, back=True).numpy().tolist() == list(range(size))
     for index in {0, size // 3, size - 1}:
       assert found[index] == place_of(index, epoch, seed, size), (size, index)
 
@@ -132,6 +135,8 @@ def test_equals_the_definition_and_goes_back(size):
     expected = [place_of(*pair, seed, size) for pair in zip(index.tolist(), epoch.tolist())]
     assert found == expected
     assert [index_of(*pair, seed, size) for pair in zip(found, epoch.tolist())] == index.tolist()
+    back = random.permuted(tf.constant(found), random.row_keys(seed, tf.constant(epoch)), size, back=True)
+    assert back.numpy().tolist() == index.tolist()
 
 
 def test_a_walk_takes_few_steps():
