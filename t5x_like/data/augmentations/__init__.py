@@ -8,6 +8,7 @@ that image and epoch alone, so a batch does not depend on the host that makes it
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -18,26 +19,41 @@ Image = TypeVar("Image")
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation(Generic[Image]):
-  """A random change of one image.
+  """A random change of one image, made by calling it with the image and its random numbers.
 
   Attributes:
     numbers: number of random numbers it takes.
     apply: (image, float32 [numbers] in [0, 1)) -> image. An image is float32 [Y, X, C] in 0 to 255, of any size, or
       one with boxes, see `data/box_augmentations`.
+    box: for a change of a part of the image alone, (height and width int32 [2], float32 [numbers]) -> int32 [4], the
+      part's y, x, height and width. `apply` takes the part, so no more than the part of a file need be decoded.
   """
 
   numbers: int
   apply: Callable[[Image, tf.Tensor], Image]
+  box: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
+
+  def __call__(self, image: Image, u_N: tf.Tensor) -> Image:
+    return self.apply(cut(image, self.box(tf.shape(image)[:2], u_N)) if self.box else image, u_N)
+
+
+def cut(image_YXC: tf.Tensor, box_4: tf.Tensor) -> tf.Tensor:
+  """Return the part of an image at int32 (y, x, height, width)."""
+  channels = image_YXC.shape[-1]
+  part = tf.slice(image_YXC, tf.pad(box_4[:2], [[0, 1]]), tf.concat([box_4[2:], [channels]], 0))
+  return tf.ensure_shape(part, [None, None, channels])
 
 
 def chained(steps: Sequence[Augmentation[Image]]) -> Augmentation[Image]:
   """Chain several augmentations; each has its own random numbers."""
+  ends = list(itertools.accumulate(step.numbers for step in steps))
 
   def apply(image: Image, u_N: tf.Tensor) -> Image:
-    start = 0
-    for step in steps:
-      image = step.apply(image, u_N[start : start + step.numbers])
-      start += step.numbers
+    for step, end in zip(steps, ends):
+      image = (step if step is not steps[0] else step.apply)(image, u_N[end - step.numbers : end])
     return image
 
-  return Augmentation(sum(step.numbers for step in steps), apply)
+  first = steps[0].box if steps else None
+  return Augmentation(
+    sum(step.numbers for step in steps), apply, first and (lambda size_2, u_N: first(size_2, u_N[: ends[0]]))
+  )

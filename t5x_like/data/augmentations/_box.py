@@ -41,13 +41,6 @@ def box(
   return tf.cast(tf.stack([y, x, h, w]), tf.int32), fitted
 
 
-def inside(box_4: tf.Tensor, height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
-  """Return a mask, bool [Y, X, 1], true in the box."""
-  y, x, h, w = tf.unstack(box_4)
-  rows, columns = tf.range(height)[:, None, None], tf.range(width)[None, :, None]
-  return (rows >= y) & (rows < y + h) & (columns >= x) & (columns < x + w)
-
-
 def pair(values: tuple) -> tuple[float, float]:
   low, high = np.asarray(values, float)
   return float(low), float(high)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from t5x_like.data.quiet_tensorflow import tf
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2
+_SHARPNESS = np.array([[1, 1, 1], [1, 5 - 13, 1], [1, 1, 1]], np.float32) / 13  # smoothed less the pixel itself
 
 
 def clipped(image: tf.Tensor) -> tf.Tensor:
   return tf.clip_by_value(image, 0.0, 255.0)
 
 
+def linear(image: tf.Tensor, factor_C, offset_C) -> tf.Tensor:
+  """Return image * factor + offset with a number of each for each channel."""
+  shape = tf.shape(image)  # whole rows, as numbers for three channels are slow to broadcast
+  factor, offset = (tf.tile(tf.cast(each, tf.float32), shape[1:2]) for each in (factor_C, offset_C))
+  return tf.reshape(tf.reshape(image, [shape[0], shape[1] * shape[2]]) * factor + offset, shape)
+
+
 def grey(image: tf.Tensor) -> tf.Tensor:
-  """Convert to grey, [Y, X, 1]; a grey image stays as it is."""
-  return image if image.shape[-1] == 1 else tf.tensordot(image, tf.constant(_LUMA), 1)[..., None]
+  """Convert to grey, with as many channels as before."""
+  return image if image.shape[-1] == 1 else image @ tf.constant([[luma] * 3 for luma in _LUMA])
 
 
 def blended(other: tf.Tensor, image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -25,22 +35,22 @@ def brightness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 
 
 def contrast(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-  return blended(tf.reduce_mean(grey(image)) * tf.ones_like(image), image, factor)
+  return blended(tf.reduce_mean(grey(image)), image, factor)
 
 
 def saturation(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-  return blended(grey(image) * tf.ones_like(image), image, factor)
+  return blended(grey(image), image, factor)
 
 
 def sharpness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
   """Blend with a smoothed image, towards or away from it; the border stays."""
-  kernel = tf.constant([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
-  kernel = tf.tile(kernel[..., None, None], [1, 1, image.shape[-1], 1])
-  shape = tf.shape(image)
-  smooth = tf.nn.depthwise_conv2d(image[None], kernel, [1, 1, 1, 1], "SAME")[0]
-  rows, columns = tf.range(shape[0])[:, None, None], tf.range(shape[1])[None, :, None]
-  inner = (rows > 0) & (rows < shape[0] - 1) & (columns > 0) & (columns < shape[1] - 1)
-  return blended(tf.where(inner, smooth, image), image, factor)
+  kernel = tf.tile(tf.constant(_SHARPNESS)[..., None, None], [1, 1, image.shape[-1], 1])
+  change = tf.cond(
+    tf.reduce_min(tf.shape(image)[:2]) > 2,
+    lambda: tf.pad(tf.nn.depthwise_conv2d(image[None], kernel, [1] * 4, "VALID")[0], [[1, 1], [1, 1], [0, 0]]),
+    lambda: tf.zeros_like(image),
+  )
+  return clipped(image + (1.0 - factor) * change)
 
 
 def posterize(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
@@ -51,28 +61,39 @@ def posterize(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
 
 def solarize(image: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
   """Invert pixels at the threshold and above."""
-  return tf.where(image < threshold, image, 255.0 - image)
+  return chosen(image < threshold, image, 255.0 - image)
+
+
+def chosen(condition: tf.Tensor, image: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+  """Choose each number; much faster than `tf.where`, which broadcasts."""
+  return tf.raw_ops.Select(condition=condition, x=image, y=other)
 
 
 def autocontrast(image: tf.Tensor) -> tf.Tensor:
   """Stretch each channel to 0 to 255."""
-  low, high = tf.reduce_min(image, [0, 1]), tf.reduce_max(image, [0, 1])
-  return tf.where(high > low, (image - low) * 255.0 / tf.maximum(high - low, 1e-6), image)
+  low_C, high_C = tf.reduce_min(image, [0, 1]), tf.reduce_max(image, [0, 1])
+  factor_C = 255.0 / (high_C - low_C)
+  flat_C = high_C <= low_C
+  return linear(image, tf.where(flat_C, 1.0, factor_C), tf.where(flat_C, 0.0, -low_C * factor_C))
 
 
 def equalize(image: tf.Tensor) -> tf.Tensor:
   """Flatten the histogram of each channel, in whole levels."""
-  levels = tf.cast(tf.round(image), tf.int32)
-  return tf.stack([_equalized(channel) for channel in tf.unstack(levels, image.shape[-1], -1)], -1)
+  channels = image.shape[-1]
+  place = tf.cast(linear(tf.round(image), tf.ones(channels), tf.range(channels) * 256), tf.int32)
+  counts = tf.raw_ops.Bincount(arr=tf.reshape(place, [-1]), size=256 * channels, weights=tf.constant([], tf.int32))
+  table_CL = _equalized(tf.reshape(counts, [channels, 256]))
+  return tf.gather(tf.cast(tf.reshape(table_CL, [-1]), tf.float32), place)
 
 
-def _equalized(levels: tf.Tensor) -> tf.Tensor:
-  counts = tf.math.bincount(tf.reshape(levels, [-1]), minlength=256, maxlength=256)
-  last = counts[tf.reduce_max(levels)]
-  step = (tf.reduce_sum(counts) - last) // 255
-  below = tf.cumsum(counts, exclusive=True)
-  table = tf.clip_by_value((below + step // 2) // tf.maximum(step, 1), 0, 255)
-  return tf.cast(tf.where(step > 0, tf.gather(table, levels), levels), tf.float32)
+def _equalized(counts_CL: tf.Tensor) -> tf.Tensor:
+  """Return the new levels, int32 [C, 256], for the histograms of the old."""
+  levels_L = tf.range(256)
+  last_C = tf.reduce_max(tf.where(counts_CL > 0, levels_L, 0), 1)
+  step_C = (tf.reduce_sum(counts_CL, 1) - tf.gather(counts_CL, last_C, batch_dims=1)) // 255
+  step_C1 = step_C[:, None]
+  made_CL = (tf.cumsum(counts_CL, 1, exclusive=True) + step_C1 // 2) // tf.maximum(step_C1, 1)
+  return tf.where(step_C1 > 0, tf.clip_by_value(made_CL, 0, 255), levels_L)
 
 
 def affine(image: tf.Tensor, matrix: list, fill: float = 128.0) -> tf.Tensor:

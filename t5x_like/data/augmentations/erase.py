@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from t5x_like.data.augmentations import Augmentation, _box
+import numpy as np
+
+from t5x_like.data.augmentations import Augmentation, _box, _pixels, cut
 from t5x_like.data.quiet_tensorflow import tf
 
 
@@ -19,14 +21,18 @@ def make(
   `area` is the range of the box's share of the image, `ratio` the range of its width over height.
   """
 
+  def erased(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
+    size_2 = tf.shape(image_YXC)[:2]
+    box_4, fitted = _box.box(u_N[1 : 1 + _box.NUMBERS], size_2[0], size_2[1], _box.pair(area), _box.pair(ratio))
+    box_4 *= tf.cast(fitted, tf.int32)  # an empty box where none fits
+    old = cut(image_YXC, box_4)
+    noise = tf.random.stateless_normal(tf.shape(old), tf.cast(u_N[-2:] * 2.0**24, tf.int32))
+    new = _pixels.linear(noise, 255.0 * np.array(std), 255.0 * np.array(mean))
+    around = tf.stack([box_4[:2], size_2 - box_4[:2] - box_4[2:]], 1)
+    return image_YXC + tf.pad(new - old, tf.pad(around, [[0, 1], [0, 0]]))
+
   def apply(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
-    shape = tf.shape(image_YXC)
-    box_4, fitted = _box.box(u_N[1 : 1 + _box.NUMBERS], shape[0], shape[1], _box.pair(area), _box.pair(ratio))
-    seed_2 = tf.cast(u_N[-2:] * 2.0**24, tf.int32)
-    noise = 255.0 * (
-      tf.constant(mean, tf.float32) + tf.random.stateless_normal(shape, seed_2) * tf.constant(std, tf.float32)
-    )
-    erased = _box.inside(box_4, shape[0], shape[1]) & fitted & (u_N[0] < probability)
-    return tf.where(erased, noise, image_YXC)
+    made = tf.cond(u_N[0] < probability, lambda: erased(image_YXC, u_N), lambda: image_YXC)
+    return tf.ensure_shape(made, image_YXC.shape)
 
   return Augmentation(1 + _box.NUMBERS + 2, apply)

@@ -7,4 +7,7 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 def make(*, probability: float = 0.5) -> Augmentation:
-  return Augmentation(1, lambda image_YXC, u_1: tf.where(u_1[0] < probability, image_YXC[:, ::-1], image_YXC))
+  def apply(image_YXC: tf.Tensor, u_1: tf.Tensor) -> tf.Tensor:
+    return tf.cond(u_1[0] < probability, lambda: tf.reverse(image_YXC, [1]), lambda: image_YXC)
+
+  return Augmentation(1, apply)

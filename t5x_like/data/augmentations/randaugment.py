@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from t5x_like.data.augmentations import Augmentation, _pixels
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.slots import NotNegative, Positive
@@ -55,8 +57,9 @@ def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[flo
   cos, sin = tf.cos(angle), tf.sin(angle)
 
   def moved(*matrix) -> tf.Tensor:
-    colour = tf.constant(fill, tf.float32)
-    return _pixels.clipped(_pixels.affine(image - colour, list(matrix), fill=0.0) + colour)
+    one_C, colour_C = np.ones(len(fill)), np.array(fill)
+    made = _pixels.affine(_pixels.linear(image, one_C, -colour_C), list(matrix), fill=0.0)
+    return _pixels.clipped(_pixels.linear(made, one_C, colour_C))
 
   shear, shift = 0.3 * signed, 0.45 * signed
   return [
@@ -66,7 +69,7 @@ def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[flo
     lambda: moved(cos, -sin, 0.0, sin, cos, 0.0),
     lambda: _pixels.posterize(image, 4 - tf.cast(4 * size, tf.int32)),
     lambda: _pixels.solarize(image, 256.0 - tf.floor(256 * size)),
-    lambda: tf.where(image < 128.0, _pixels.clipped(image + tf.floor(110 * size)), image),
+    lambda: _pixels.chosen(image < 128.0, _pixels.clipped(image + tf.floor(110 * size)), image),
     lambda: _pixels.saturation(image, factor),
     lambda: _pixels.contrast(image, factor),
     lambda: _pixels.brightness(image, factor),

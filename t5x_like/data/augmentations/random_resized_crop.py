@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from t5x_like.data.augmentations import Augmentation, _box
+from t5x_like.data.augmentations import Augmentation, _box, _pixels, _resize
 from t5x_like.data.quiet_tensorflow import tf
 
 
@@ -23,11 +23,10 @@ def make(
     method: the interpolation of resizing.
   """
 
-  def apply(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
-    shape = tf.shape(image_YXC)
-    box_4, _ = _box.box(u_N, shape[0], shape[1], _box.pair(area), _box.pair(ratio))
-    y, x, h, w = tf.unstack(box_4)
-    part = image_YXC[y : y + h, x : x + w]
-    return tf.clip_by_value(tf.image.resize(part, (resolution, resolution), method, antialias=True), 0.0, 255.0)
+  def box(size_2: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
+    return _box.box(u_N, size_2[0], size_2[1], _box.pair(area), _box.pair(ratio))[0]
 
-  return Augmentation(_box.NUMBERS, apply)
+  def apply(part_YXC: tf.Tensor, _) -> tf.Tensor:
+    return _pixels.clipped(_resize.resized(part_YXC, (resolution, resolution), method))
+
+  return Augmentation(_box.NUMBERS, apply, box)

@@ -13,7 +13,7 @@ def make() -> Augmentation:
     made = tf.switch_case(
       tf.cast(u_2[0] * 3, tf.int32),
       [
-        lambda: _pixels.grey(image_YXC) * tf.ones_like(image_YXC),
+        lambda: _pixels.grey(image_YXC),
         lambda: _pixels.solarize(image_YXC, tf.constant(128.0)),
         lambda: _pixels.blur(image_YXC, 0.1 + 1.9 * u_2[1]),
       ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from t5x_like.data.augmentations import _resize
 from t5x_like.data.box_augmentations import Boxed
 from t5x_like.data.quiet_tensorflow import tf
 
@@ -18,11 +19,7 @@ def resized(image_YXC: tf.Tensor, shortest: tf.Tensor, longest: int) -> tf.Tenso
 def scaled(image_YXC: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
   shape = tf.shape(image_YXC)[:2]
   size = tf.maximum(tf.cast(tf.round(tf.cast(shape, tf.float32) * scale), tf.int32), 1)
-  made = tf.cond(
-    tf.reduce_all(size == shape),
-    lambda: image_YXC,
-    lambda: tf.image.resize(image_YXC, size, "bilinear", antialias=True),
-  )
+  made = tf.cond(tf.reduce_all(size == shape), lambda: image_YXC, lambda: _resize.resized(image_YXC, size, "bilinear"))
   return tf.ensure_shape(made, [None, None, image_YXC.shape[-1]])
 
 

@@ -13,6 +13,7 @@ def make(*, probability: float = 0.5) -> Augmentation[Boxed]:
     y0, x0, y1, x1 = tf.unstack(boxes_M4, axis=1)
     turned_M4 = tf.stack([y0, 1.0 - x1, y1, 1.0 - x0], axis=1)
     wanted = u_1[0] < probability
-    return tf.where(wanted, image_YXC[:, ::-1], image_YXC), tf.where(wanted, turned_M4, boxes_M4), real_M
+    shown_YXC = tf.cond(wanted, lambda: tf.reverse(image_YXC, [1]), lambda: image_YXC)
+    return shown_YXC, tf.where(wanted, turned_M4, boxes_M4), real_M
 
   return Augmentation(1, apply)

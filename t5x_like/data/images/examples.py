@@ -12,11 +12,11 @@ from t5x_like import slots
 from t5x_like.data import augmentations as available
 from t5x_like.data import features as declared
 from t5x_like.data import random
-from t5x_like.data.augmentations import Augmentation, chained
+from t5x_like.data.augmentations import Augmentation, _pixels, _resize, chained, cut
 from t5x_like.data.features import Features
 from t5x_like.data.images import pictures
 from t5x_like.data.images import store as stores
-from t5x_like.data.images.mixing import NUMBERS, Mixing
+from t5x_like.data.images.mixing import NUMBERS, Mixing, partners
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.source import Source
 from t5x_like.data.task import Task, digest
@@ -24,8 +24,8 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Positive, plain
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
-_OWN, _OTHER, _MIXED = 0, 1, 2  # streams of random numbers of an example: its image, the image mixed in, the mixing
-MORE = 3  # the first stream free for tasks
+_OWN, _MIXED = 0, 1  # streams of random numbers of an example: its image and the mixing
+MORE = 2  # the first stream free for tasks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,13 +104,27 @@ class Pixels:
     found_B = tf.numpy_function(self._store.read, [index_B], tf.string, stateful=False)
     return tf.ensure_shape(found_B, index_B.shape)
 
-  def decoded(self, data: tf.Tensor) -> tf.Tensor:
-    """Decode an image: float32 [Y, X, C] in 0 to 255."""
-    image = tf.io.decode_image(data, self._channels, expand_animations=False)
+  def decoded(self, data: tf.Tensor, box: Callable[[tf.Tensor], tf.Tensor] | None = None) -> tf.Tensor:
+    """Decode an image, or only the box that `box` makes of its height and width: float32 [Y, X, C] in 0 to 255."""
+
+    def whole() -> tf.Tensor:
+      image = tf.io.decode_image(data, self._channels, expand_animations=False)
+      image = tf.ensure_shape(image, [None, None, self._channels])
+      return cut(image, box(tf.shape(image)[:2])) if box else image
+
+    def part() -> tf.Tensor:
+      size_2 = tf.io.extract_jpeg_shape(data)[:2]
+      y, x, h, w = tf.unstack(box(size_2))
+      # The colours of the last column take the next one into account.
+      wider = tf.io.decode_and_crop_jpeg(data, [y, x, h, tf.minimum(w + 1, size_2[1] - x)], self._channels)
+      return tf.ensure_shape(wider, [None, None, self._channels])[:, :w]
+
+    image = tf.cond(tf.io.is_jpeg(data), part, whole) if box else whole()
     return tf.cast(tf.ensure_shape(image, [None, None, self._channels]), tf.float32)
 
   def normalised(self, image_YXC: tf.Tensor) -> tf.Tensor:
-    return (image_YXC / 255.0 - tf.constant(self.mean, tf.float32)) / tf.constant(self.std, tf.float32)
+    mean, std = np.array(self.mean), np.array(self.std)
+    return _pixels.linear(image_YXC, 1 / (255 * std), -mean / std)
 
 
 def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | None = None) -> Task:
@@ -138,7 +152,7 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
   ) -> dict[str, tf.Tensor]:
     label_B = tf.gather(labels_N, index_B)
     made = {
-      "image": pixels.normalised(image_BYXC),
+      "image": image_BYXC,
       "label": label_B,
       "example_weights": tf.ones_like(label_B, tf.float32),
       "other_label": tf.gather(labels_N, other_B),
@@ -146,35 +160,34 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
     }
     return {name: made[name] for name in features}
 
-  def augmented(data: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
-    return augment.apply(pixels.decoded(data), u_N)
+  def augmented(index_B: tf.Tensor, draws: Draws) -> tf.Tensor:
+    def one(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+      data, u_N = row
+      part_YXC = pixels.decoded(data, augment.box and (lambda size_2: augment.box(size_2, u_N)))
+      return pixels.normalised(augment.apply(part_YXC, u_N))
+
+    rows = pixels.read(index_B), draws.uniform(_OWN, augment.numbers)
+    return tf.map_fn(one, rows, fn_output_signature=shape)
 
   def batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     draws = Draws(seed, epoch_B, index_B)
-    own_BN = draws.uniform(_OWN, augment.numbers)
     if mixing is None:
-      made = tf.map_fn(lambda one: augmented(*one), (pixels.read(index_B), own_BN), fn_output_signature=shape)
-      return finished(made, index_B, index_B, tf.ones_like(index_B, tf.float32))
-    # The word 1 keeps the choice of the other image apart from the draws of its augmentation.
-    other_B = tf.cast(random.integers(draws.bits(_OTHER, 1, 1)[:, 0], N), tf.int64)
+      return finished(augmented(index_B, draws), index_B, index_B, tf.ones_like(index_B, tf.float32))
     mixed_BN = draws.uniform(_MIXED, NUMBERS)
-    wanted_B = mixing.wanted(mixed_BN)
-    needed_2B = tf.concat([tf.ones_like(wanted_B), wanted_B], 0)  # the others are not decoded
-    numbers_2BN = tf.concat([own_BN, draws.uniform(_OTHER, augment.numbers)], 0)
-    image_2BYXC = tf.map_fn(
-      lambda one: tf.cond(one[2], lambda: augmented(*one[:2]), lambda: tf.zeros(shape.shape)),
-      (pixels.read(tf.concat([index_B, other_B], 0)), numbers_2BN, needed_2B),
-      fn_output_signature=shape,
-    )
+    other_B = tf.where(mixing.wanted(mixed_BN), partners(index_B, epoch_B // repeats, seed, N), index_B)
+    # Each image once, though most are in two mixtures.
+    places_2B = tf.tile(epoch_B, [2]) * N + tf.concat([index_B, other_B], 0)
+    place_U, row_2B = tf.unique(places_2B)
+    image_UYXC = augmented(place_U % N, Draws(seed, place_U // N, place_U % N))
     image_BYXC, share_B = tf.map_fn(
-      lambda one: mixing(*one),
-      (*tf.split(image_2BYXC, 2), mixed_BN),
+      lambda row: mixing(image_UYXC[row[0]], image_UYXC[row[1]], row[2]),
+      (*tf.split(row_2B, 2), mixed_BN),
       fn_output_signature=(shape, tf.TensorSpec([], tf.float32)),
     )
     return finished(image_BYXC, index_B, other_B, share_B)
 
   def evaluated(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    middle = lambda data: centred(pixels.decoded(data), resolution, crop)  # noqa: E731
+    middle = lambda data: pixels.normalised(centred(pixels.decoded(data), resolution, crop))  # noqa: E731
     made = tf.map_fn(middle, pixels.read(index_B), fn_output_signature=shape)
     return finished(made, index_B, index_B, tf.ones_like(index_B, tf.float32))
 
@@ -182,7 +195,7 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
     name=images.label or f"{store.name}_image_classification",
     vocabulary=LabelVocabulary(classes),
     fingerprint=digest(
-      task="image_classification.v2",
+      task="image_classification.v3",
       images=store.fingerprint,
       augmentations=[plain(value) for value in images.augmentations],
       mixing=vars(mixing) if mixing else None,
@@ -245,15 +258,7 @@ def centred(image_YXC: tf.Tensor, resolution: int, crop: float) -> tf.Tensor:
   start = (size - resolution) // 2
 
   def resized() -> tf.Tensor:  # only the middle: the whole of a long and narrow image would take gigabytes
-    made = tf.raw_ops.ScaleAndTranslate(
-      images=image_YXC[None],
-      size=[resolution, resolution],
-      scale=tf.cast(size, tf.float32) / tf.cast(shape, tf.float32),
-      translation=-tf.cast(start, tf.float32),
-      kernel_type="keyscubic",
-      antialias=True,
-    )[0]
-    return tf.clip_by_value(made, 0.0, 255.0)
+    return _pixels.clipped(_resize.part(image_YXC, (resolution, resolution), size, start, "bicubic"))
 
   def cut() -> tf.Tensor:
     return image_YXC[start[0] : start[0] + resolution, start[1] : start[1] + resolution]

@@ -1,7 +1,8 @@
 """Mixup and CutMix: an image and its label, mixed with another's.
 
-The other image is drawn from the whole corpus, for the example and its epoch, not from the batch. So a row of a batch
-depends on its own index alone, on any host.
+The other image is the neighbour in the epoch's order, augmented as it is in its own row: places 0 and 1 are mixed with
+each other, 2 and 3, and so on. So a row depends on its own index alone, on any host, and its partner is in the same
+batch, if batches hold whole pairs, and is decoded once for both.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import dataclasses
 import numpy as np
 from scipy import special
 
-from t5x_like.data.augmentations import _box
+from t5x_like.data import random
+from t5x_like.data.augmentations import cut
 from t5x_like.data.quiet_tensorflow import tf
 
 NUMBERS = 5
@@ -40,21 +42,44 @@ class Mixing:
 
   def __call__(self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return (the mixed image, the share of the first in it); the first image alone if no mixing is wanted."""
-    cuts = u_N[1] < (self.switch if self.mixup and self.cutmix else float(self.cutmix > 0))
-    share = tf.where(cuts, _beta(self.cutmix, u_N[2]), _beta(self.mixup, u_N[2]))
-    shape = tf.shape(image_YXC)
-    Y, X = tf.cast(shape[0], tf.float32), tf.cast(shape[1], tf.float32)
-    side = tf.sqrt(1.0 - share)
-    # A box around a random middle, cut off at the border; the share is the rest of the image.
-    y0, x0 = tf.floor(u_N[3] * Y - side * Y / 2), tf.floor(u_N[4] * X - side * X / 2)
-    y1, x1 = y0 + tf.round(side * Y), x0 + tf.round(side * X)
-    y0, x0, y1, x1 = tf.maximum(y0, 0.0), tf.maximum(x0, 0.0), tf.minimum(y1, Y), tf.minimum(x1, X)
-    box_4 = tf.cast(tf.stack([y0, x0, y1 - y0, x1 - x0]), tf.int32)
-    cut = tf.where(_box.inside(box_4, shape[0], shape[1]), other_YXC, image_YXC)
-    left = 1.0 - (y1 - y0) * (x1 - x0) / (Y * X)
-    mixed = tf.where(cuts, cut, share * image_YXC + (1.0 - share) * other_YXC)
-    wanted = self.wanted(u_N)
-    return tf.where(wanted, mixed, image_YXC), tf.where(wanted, tf.where(cuts, left, share), 1.0)
+    cuts = self.wanted(u_N) & (u_N[1] < (self.switch if self.mixup and self.cutmix else float(self.cutmix > 0)))
+    way = tf.where(cuts, 2, tf.cast(self.wanted(u_N), tf.int32))
+    ways = (
+      lambda: (image_YXC, tf.constant(1.0)),
+      lambda: self._mixup(image_YXC, other_YXC, u_N),
+      lambda: self._cutmix(image_YXC, other_YXC, u_N),
+    )
+    return tf.switch_case(way, ways)
+
+  def _mixup(self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    share = _beta(self.mixup, u_N[2])
+    return other_YXC + share * (image_YXC - other_YXC), share
+
+  def _cutmix(self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Cut a box around a random middle, cut off at the border, out of the other; the share is the rest of the image."""
+    size_2 = tf.shape(image_YXC)[:2]
+    sides_2 = tf.cast(size_2, tf.float32)
+    cut_2 = tf.sqrt(1.0 - _beta(self.cutmix, u_N[2])) * sides_2
+    start_2 = tf.floor(u_N[3:5] * sides_2 - cut_2 / 2)
+    low_2, high_2 = tf.maximum(start_2, 0.0), tf.minimum(start_2 + tf.round(cut_2), sides_2)
+    box_4 = tf.cast(tf.concat([low_2, high_2 - low_2], 0), tf.int32)
+    y, x, h, w = tf.unstack(box_4)
+    rows_HXC = image_YXC[y : y + h]
+    mixed_HXC = tf.concat([rows_HXC[:, :x], cut(other_YXC, box_4), rows_HXC[:, x + w :]], 1)
+    mixed_YXC = tf.concat([image_YXC[:y], mixed_HXC, image_YXC[y + h :]], 0)
+    return tf.ensure_shape(mixed_YXC, image_YXC.shape), 1.0 - tf.reduce_prod((high_2 - low_2) / sides_2)
+
+
+def partners(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
+  """Return the neighbour of each example in its epoch's order of range(size), int64 [B].
+
+  The last of an odd number has the one before it; a single example itself.
+  """
+  key_B = random.row_keys(seed, epoch_B)
+  place_B = random.permuted(index_B, key_B, size, back=True)
+  other_B = tf.bitwise.bitwise_xor(place_B, tf.constant(1, tf.int64))
+  other_B = tf.where(other_B < size, other_B, tf.maximum(place_B - 1, 0))
+  return random.permuted(other_B, key_B, size)
 
 
 def _beta(alpha: float, u: tf.Tensor) -> tf.Tensor:

@@ -24,7 +24,7 @@ CASES = {  # ours, Pillow's, how many levels apart they may be
   "solarize": (lambda x: _pixels.solarize(x, 100.0), lambda im: ImageOps.solarize(im, 100), 0),
   "autocontrast": (_pixels.autocontrast, ImageOps.autocontrast, 1),
   "equalize": (_pixels.equalize, ImageOps.equalize, 0),
-  "grey": (lambda x: _pixels.grey(x) * tf.ones_like(x), lambda im: im.convert("L").convert("RGB"), 1),
+  "grey": (_pixels.grey, lambda im: im.convert("L").convert("RGB"), 1),
   "blur": (lambda x: _pixels.blur(x, 1.0), lambda im: im.filter(ImageFilter.GaussianBlur(1.0)), 6),
   "shift": (
     lambda x: _pixels.affine(x, [1.0, 0.0, 3.0, 0.0, 1.0, -2.0]),
@@ -48,14 +48,12 @@ def test_pixels_are_those_of_pillow(name):
   assert np.abs(found - PHOTO[: len(found), : found.shape[1]]).max() > 10
 
 
-GIVEN = dict(resolution=12, mean=(0.5,), std=(0.25,))
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", slots.names(augmentations))
 def test_an_augmentation_is_a_function_of_its_numbers(name, channels):
-  made = slots.make("augmentations", name, augmentations, "make", **GIVEN)
-  apply = tf.function(lambda u: made.apply(tf.constant(PHOTO[..., :channels], tf.float32), u))
+  given = dict(resolution=12, mean=(0.5,) * channels, std=(0.25,) * channels)
+  made = slots.make("augmentations", name, augmentations, "make", **given)
+  apply = tf.function(lambda u: made(tf.constant(PHOTO[..., :channels], tf.float32), u))
   generator, seen = np.random.default_rng(0), set()
   for _ in range(12):
     u = generator.random(made.numbers, np.float32)

@@ -12,9 +12,10 @@ from PIL import Image
 from image_files import NOISE, ODD, encoded, folders
 from t5x_like.corpora import job
 from t5x_like.corpora.sources import open_source
-from t5x_like.data import loader, task
+from t5x_like.data import loader, random, task
 from t5x_like.data.box_augmentations import _sizes
 from t5x_like.data.images import checking, examples, pictures, store
+from t5x_like.data.images.mixing import partners
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import DamageError, UserError
 
@@ -186,6 +187,40 @@ def test_every_image_stands_in_every_epoch_and_repeats_follow_each_other(tmp_pat
     assert all(np.array_equal(shown[n::repeats], shown[::repeats]) for n in range(repeats))
     epochs = shown[::repeats].reshape(2, 12)
     assert np.array_equal(np.sort(epochs), np.tile(np.unique(epochs), (2, 1))) and not np.array_equal(*epochs)
+
+
+def test_an_image_is_mixed_with_its_neighbour_in_the_order_of_the_epoch(tmp_path):
+  for size in (1, 2, 7, 300, 301):
+    index, epoch = tf.range(size, dtype=tf.int64), tf.fill([size], np.int64(3))
+    order, places = random.shuffled(index, epoch, 5, size).numpy(), np.arange(size) ^ 1
+    places[-1] = max(size - 2, 0)  # also of an odd number
+    assert np.array_equal(partners(tf.constant(order), epoch, 5, size), order[places])
+  source = folders(
+    tmp_path / "pictures", {f"{'ab'[n // 6]}/{n:02}.png": encoded(np.full((8, 8, 3), n, np.uint8)) for n in range(12)}
+  )
+  made = built(source, tmp_path, repeats=3, mixing={"mixup": 0.5}, mean=(0.0,), std=(1 / 255,))
+  batch = next(loader.train_batches(made, batch_size=36, seed=3))
+  order = random.shuffled(tf.range(12, dtype=tf.int64), tf.zeros(12, tf.int64), 3, 12).numpy()
+  own, other = np.repeat(order, 3), np.repeat(order[np.arange(12) ^ 1], 3)
+  share = batch["label_share"]
+  np.testing.assert_allclose(batch["image"][:, 0, 0, 0], share * own + (1 - share) * other, atol=1e-4)
+  assert np.array_equal(batch["label"], own // 6) and np.array_equal(batch["other_label"], other // 6)
+
+
+@pytest.mark.parametrize("form", ["4:4:4", "4:2:0", "grey", "progressive", "PNG"])
+def test_a_part_of_a_file_is_decoded_as_the_whole_is(form):
+  image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 11, 3)).astype(np.uint8)).resize((83, 61))
+  options = {"4:4:4": {"subsampling": 0}, "4:2:0": {"subsampling": 2}, "progressive": {"progressive": True}}
+  file = io.BytesIO()
+  image.convert("L" if form == "grey" else "RGB").save(
+    file, "PNG" if form == "PNG" else "JPEG", **options.get(form, {})
+  )
+  pixels, data = examples.Pixels(None, 3, (0.5,), (0.5,)), tf.constant(file.getvalue())
+  whole = pixels.decoded(data).numpy()
+  for y, x, h, w in ((0, 0, 61, 83), (7, 13, 29, 31), (60, 82, 1, 1), (0, 33, 61, 17)):
+    assert np.array_equal(
+      pixels.decoded(data, lambda _, box=(y, x, h, w): tf.constant(box)), whole[y : y + h, x : x + w]
+    )
 
 
 def test_masks_share_out_the_patches_anew_in_every_epoch(tmp_path):
