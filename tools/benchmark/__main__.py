@@ -17,7 +17,7 @@ from t5x_like.runtime.huge_pages import use_huge_pages
 
 _SUBJECTS = {
   "data": "the input pipeline, from the token store to host batches",
-  "images": "images through the input pipeline, against decoding alone",
+  "images": "images through the input pipeline, against decoding alone and torchvision where installed",
   "store": "a token store of any size, by default a simulated one of 10^12 tokens",
   "permutation": "the order of an epoch: its randomness and cost",
   "step": "the train step, against the machine's own matrix multiplication",

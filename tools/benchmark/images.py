@@ -1,28 +1,38 @@
-"""`python -m tools.benchmark images`: images a second through the input pipeline, beside the rate of decoding alone."""
+"""`python -m tools.benchmark images`: images through the input pipeline, beside decoding alone and torchvision."""
 
 import argparse
 import concurrent.futures
+import importlib.util
 import io
 import json
 import os
 import pathlib
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 
 import numpy as np
 
 from t5x_like.data import loader, task
-from t5x_like.data.images import store
+from t5x_like.data.images import pictures, store
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
 _AUGMENTATIONS = {
-  "none": (),
-  "crop": ("random_resized_crop", "flip"),
-  "deit": ("random_resized_crop", "flip", {"name": "randaugment"}, "erase"),
-  "deit3": ("random_resized_crop", "flip", "three_augment", "color_jitter"),
+  "none": {"augmentations": ()},
+  "crop": {"augmentations": ("random_resized_crop", "flip")},
+  "deit": {
+    "augmentations": ("random_resized_crop", "flip", "randaugment", "erase"),
+    "mixing": {"mixup": 0.8, "cutmix": 1.0},
+  },
+  "deit3": {
+    "augmentations": ("random_resized_crop", "flip", "three_augment", "color_jitter"),
+    "mixing": {"mixup": 0.8, "cutmix": 1.0},
+  },
 }
+_BESIDE = ("crop", "deit")  # the recipes that `torchvision_images` knows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,29 +55,47 @@ def main(args: argparse.Namespace) -> None:
     source = args.source or _made(pathlib.Path(directory), args.images)
     cache = str(pathlib.Path(directory) / "cache")
     given = dict(source=source, split=args.split, cache=cache, resolution=args.resolution)
-    built = task.build("image_classification", augmentations=_AUGMENTATIONS[args.augmentations], **given)
+    normal = dict(mean=pictures.IMAGENET_MEAN, std=pictures.IMAGENET_STD)
+    built = task.build("image_classification", **_AUGMENTATIONS[args.augmentations], **given, **normal)
     images = store.open_store(source, args.split, cache=cache)
     encoded = images.read(np.arange(min(images.num_images, 2048)))
+    beside = not args.source and args.augmentations in _BESIDE and importlib.util.find_spec("torchvision")
     load = os.getloadavg()[0]
-    limit, pipeline = [], []
+    limit, pipeline, cpu, theirs = [], [], [], []
     for _ in range(args.repeats):  # turn and turn about, as the machine may get slower or faster
-      limit.append(_rate(_decoded(encoded, args.batch_size), args))
-      pipeline.append(_rate(loader.train_batches(built, batch_size=args.batch_size, seed=0), args))
+      limit.append(_rate(_decoded(encoded, args.batch_size), args)[0])
+      rate, busy = _rate(loader.train_batches(built, batch_size=args.batch_size, seed=0), args)
+      pipeline.append(rate)
+      cpu.append(busy)
+      if beside:
+        theirs.append(_torchvision(directory, args))
   where = args.source or "smooth JPEGs of 500 x 375 pixels, quality 90"
   print(
     f"Method: {images.num_images:,} images, {where}. The limit is tf.data with nothing but `decode_image` on encoded"
     " bytes in memory, parallel calls AUTOTUNE. The pipeline reads, decodes, augments"
     f" ({args.augmentations}) and batches {args.batch_size} x {args.resolution} x {args.resolution} as float32 on the"
-    f" host. After 3 batches of warm-up, {args.repeats} repeats of {args.steps} batches; medians."
+    f" host. After 3 batches of warm-up, {args.repeats} repeats of {args.steps} batches; medians. CPU milliseconds are"
+    " those of all threads, for an image. torchvision takes turns in a process of one thread, on the same files, with"
+    " bicubic crops and its own RandAugment and erasing."
   )
   print(f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figures need idle cores.")
-  found = {"images_per_second": statistics.median(pipeline), "decode_limit": statistics.median(limit)}
+  found = {
+    "images_per_second": statistics.median(pipeline),
+    "decode_limit": statistics.median(limit),
+    "cpu_ms": statistics.median(cpu),
+  }
+  if theirs:
+    found["torchvision_cpu_ms"] = statistics.median(theirs)
   print(
     json.dumps(
-      {name: round(value, 1) for name, value in found.items()}
+      {name: round(value, 2) for name, value in found.items()}
+      | ({"of_torchvision": round(found["cpu_ms"] / found["torchvision_cpu_ms"], 2)} if theirs else {})
       | {
         "of_limit": round(found["images_per_second"] / found["decode_limit"], 3),
-        "repeats": {"pipeline": [round(x, 1) for x in pipeline], "limit": [round(x, 1) for x in limit]},
+        "repeats": {
+          name: [round(x, 2) for x in each]
+          for name, each in (("pipeline", pipeline), ("limit", limit), ("cpu_ms", cpu), ("torchvision_cpu_ms", theirs))
+        },
         "augmentations": args.augmentations,
         "resolution": args.resolution,
         "batch_size": args.batch_size,
@@ -104,10 +132,19 @@ def _decoded(encoded: np.ndarray, batch_size: int):
   return iter(data.batch(batch_size).prefetch(tf.data.AUTOTUNE))
 
 
-def _rate(batches, args: argparse.Namespace) -> float:
+def _rate(batches, args: argparse.Namespace) -> tuple[float, float]:
+  """Return images a second and CPU milliseconds an image."""
   for _ in range(3):
     next(batches)
-  begin = time.perf_counter()
+  begin, cpu = time.perf_counter(), time.process_time()
   for _ in range(args.steps):
     next(batches)
-  return args.steps * args.batch_size / (time.perf_counter() - begin)
+  seconds, busy, images = time.perf_counter() - begin, time.process_time() - cpu, args.steps * args.batch_size
+  return images / seconds, 1000 * busy / images
+
+
+def _torchvision(directory: str, args: argparse.Namespace) -> float:
+  """Return torchvision's CPU milliseconds an image."""
+  words = [f"{directory}/pictures", args.augmentations, args.resolution, args.batch_size, args.steps]
+  command = [sys.executable, "-m", f"{__package__}.torchvision_images", *map(str, words)]
+  return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
