@@ -108,6 +108,28 @@ def test_samples_of_shards(tmp_path):
   assert [set(record) for _, record in captions.records("train")] == [{"json"}] * 3
 
 
+def test_shards_are_labelled_images(tmp_path):
+  from image_files import NOISE, encoded
+  from t5x_like.data import task
+
+  end = ("jpg", "png", "jpg")
+  files = [(f"{n}.{e}", d) for n in range(3) for e, d in ((end[n], encoded(NOISE, "JPEG")), ("cls", b"%d" % (2 * n)))]
+  path = tar(tmp_path / "s.tar", [*files, ("3.json", b'{"kind": "cat"}'), ("3.cls", b"0"), ("3.jpg", b"?")])
+  given = {"source": f"webdataset:{path}", "cache": str(tmp_path / "cache"), "resolution": 8}
+  for _ in range(2):  # the second time without reading the shards for their classes
+    made = task.build("image_classification", "train", **given)
+    assert made.labels.tolist() == [0, 2, 4] and made.classes == tuple("01234")
+  (kept,) = (tmp_path / "cache").glob(".*classes*")
+  kept.write_text('["x"')
+  with pytest.raises(UserError, match="classes-.* expected class names; delete it"):
+    task.build("image_classification", "train", **given)
+  source = open_source(f"webdataset:{tar(tmp_path / 'n.tar', [('1.cls', b'123456789')])}")
+  with pytest.raises(UserError, match="found classes 123456789 to 123456789 in field 'cls', expected 0 to at most"):
+    source.classes("cls")
+  named = tar(tmp_path / "j.tar", [(f"{n}.json", b'{"kind": "%s"}' % kind) for n, kind in enumerate((b"dog", b"cat"))])
+  assert open_source(f"webdataset:{named}").classes("json.kind") == ("cat", "dog")
+
+
 def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):
   import t5x_like.corpora.sources.webdataset as format
 

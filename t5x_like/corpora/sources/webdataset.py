@@ -3,19 +3,22 @@
 `0017.jpg`, `0017.cls` and `0017.json` are one record with the fields `jpg`, `cls` and `json`: a file's name up to the
 first dot is the sample, the rest is the field. Text (`txt`), JSON and classes (`cls`, `id`, `index`: whole numbers) are
 decoded, and `json.caption` is a key within JSON. Everything else stays bytes; images are such fields. Python pickles
-are never opened. Shards are read by the standard library's `tarfile`, in one pass, plain or compressed.
+are never opened. The fields `image` and `label`, if asked for, are the sample's `jpg`, `jpeg`, `png` or `webp`, and its
+`cls`. Shards are read by the standard library's `tarfile`, in one pass, plain or compressed.
 """
 
 import tarfile
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, _compression
+from t5x_like.corpora.sources import Record, Skip, _compression, value
 from t5x_like.corpora.sources._files import LONGEST, FileSource, decode
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json
 
 _TEXTS = ("txt", "text", "transcript")
+_NAMES = dict.fromkeys(("jpg", "jpeg", "png", "webp"), "image") | {"cls": "label"}
+_MOST_CLASSES = 2**20
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
 
@@ -29,7 +32,23 @@ class Source(FileSource):
         "shards first"
       )
     super().__init__(rest, fields=fields, data_dir=data_dir)
+    self._rest = rest
     self._wanted = {part for field in fields for part in (field, field.partition(".")[0])}
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    """Read the classes from all shards: whole numbers from 0 to the largest, or the other values, sorted."""
+    labels = Source(self._rest, fields=(field,))
+    records = (one for split in self.splits for one in labels.records(split) if not isinstance(one[1], Skip))
+    values = (value(record, field, where) for where, record in records)
+    found = {one if type(one) is int else str(one) for one in values}
+    if not all(type(label) is int for label in found):
+      return tuple(sorted(map(str, found)))
+    if not 0 <= min(found, default=0) <= max(found, default=0) < _MOST_CLASSES:
+      raise UserError(
+        f"source {self.name}: found classes {min(found)} to {max(found)} in field {field!r}, expected 0 to at most "
+        f"{_MOST_CLASSES - 1}; write the shards again"
+      )
+    return tuple(str(number) for number in range(max(found, default=-1) + 1))
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
     key, parts, skip = None, {}, None
@@ -46,6 +65,8 @@ class Source(FileSource):
         skip = Skip(f"part of over {LONGEST >> 20} MiB")
       elif not self._wanted or field in self._wanted:
         parts[field] = _decoded(field, data, where)
+      elif (named := _NAMES.get(field)) in self._wanted:
+        parts.setdefault(named, _decoded(field, data, where))
     if parts or skip:
       yield f"{path}, sample {key}", skip or parts
 

@@ -56,7 +56,8 @@ class Seen(Source):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Images(Seen):
-  """The arguments that tasks on labelled images share; sources are `folders:`, `idx:`, `tfds:` and `digits`.
+  """The arguments that tasks on labelled images share; sources are `folders:`, `webdataset:`, `idx:`,
+  `tfds:` and `digits`.
 
   Attributes:
     label_field: the field of the label.

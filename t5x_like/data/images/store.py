@@ -10,7 +10,10 @@ A store (see `data/prepared.py`) whose items are images, with the arrays
 
 import concurrent.futures
 import dataclasses
+import hashlib
+import json
 import os
+import pathlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,12 +22,13 @@ import numpy as np
 
 from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import Batch, Made, skips
-from t5x_like.corpora.sources import Record, Skip, value
+from t5x_like.corpora.sources import Record, Skip, Source, value
+from t5x_like.corpora.sources._files import FileSource
 from t5x_like.data import prepared
 from t5x_like.data.images.checking import checked
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError
-from t5x_like.files import file_names
+from t5x_like.files import checked_json, file_names
 from t5x_like.files.places import is_remote, place
 from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store, Verify
@@ -125,10 +129,27 @@ def open_store(
   """
   notes = notes or Notes((), {}, lambda record, where: {})
   opened = prepared.source(source, (image_field, *filter(None, [label_field]), *notes.fields), data_dir)
-  classes = list(opened.classes(label_field)) if label_field else []
+  classes = _classes(opened, label_field, cache) if label_field else []
   arguments = {"fields": [image_field, label_field], "folder": folder, "notes": notes.facts}
   made = Images(opened, split, cache, {"classes": classes}, arguments, None, notes)
   return ImageStore(prepared.opened(made, processes.Engine(1), verify))
+
+
+def _classes(source: Source, field: str, cache: str) -> list[str]:
+  """Return the class names of a source; those that it finds by reading its files are kept in the cache."""
+  if not isinstance(source, FileSource):
+    return list(source.classes(field))
+  facts = [field, *(source.split_facts(split) for split in source.splits)]
+  key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+  path = pathlib.Path(cache) / f".{source.name}-classes-{key}.json"
+  if path.exists():
+    return checked_json.parsed(path.read_bytes(), list, str(path), "class names; delete it and it is made again")
+  found = list(source.classes(field))
+  path.parent.mkdir(parents=True, exist_ok=True)
+  whole = path.with_suffix(f".{os.getpid()}")
+  whole.write_text(json.dumps(found))
+  whole.replace(path)
+  return found
 
 
 @dataclasses.dataclass(frozen=True)
