@@ -50,6 +50,7 @@ class BiLstmHead(nnx.Module):
     above = replace(variant, dims=replace(dims, embed=2 * hidden))
     given = dict(rngs=rngs, variant=above, dropout_rate=dropout)
     self.head = slots.make("config.model.head.head", head, heads, "make", **given)
+    self.choices = getattr(self.head, "choices", None)  # of `multiple_choice`
     self.dropout = Dropout(dropout)
 
   def __call__(self, x_BTX: jax.Array, embed: Embed, valid_BT=None, key=None, **places) -> dict[str, jax.Array]:
