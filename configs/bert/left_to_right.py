@@ -8,7 +8,7 @@ A causal language model with BERT's size and blocks, on its text, with EOS after
 schedule of `base.py`; every token is a target. `evaluate --suite=glue` fine-tunes it in GPT's form. A head of encoders
 reads it too, for SQuAD alone or, in the row "+ BiLSTM", above two layers of LSTM:
 
-  python -m t5x_like.train --config=configs/finetune/encoder.py:squad/squad,official --workdir=runs/left_to_right_squad \\
+  python -m t5x_like.train --config=configs/finetune/encoder.py:squad/squad,official --workdir=runs/ltr_squad \\
       --config.init.workdir=runs/bert_left_to_right --config.task.data_dir=DATA \\
       '--config.model.head={"name": "bilstm", "head": "spans"}'
 
