@@ -33,6 +33,7 @@ from t5x_like.nn.remat import NONE, Remat
 from t5x_like.nn.stack import EVEN, Pipeline, Stack
 
 POSITION, CORE = "config.model.design.position", "config.model.design.core"
+QUANTIZATION = ("config.model.design.quantization", "t5x_like.nn.quantization")  # key, and package
 _NORMS = {
   "pre": ("in_norm",),
   "sandwich": ("in_norm", "res_norm"),
@@ -105,7 +106,9 @@ class StackBuilder:
   def block(self, rngs: nnx.Rngs) -> Block:
     """Build one period of layers; if it has several, their sublayers' names end in the layer's number."""
     turns = range(self.period)
-    return Block(**{f"{n}_{t}" if self.period > 1 else n: x for t in turns for n, x in self._layer(t, rngs).items()})
+    named = {f"{n}_{t}" if self.period > 1 else n: x for t in turns for n, x in self._layer(t, rngs).items()}
+    where, package = QUANTIZATION
+    return slots.make(where, self.design.quantization, package, "make")(Block(**named))
 
   @cached_property
   def schemes(self) -> tuple[str | dict, ...]:

@@ -42,6 +42,7 @@ class Design:
     windows: range of a query, as in `Mask.window`, None for no limit; layers cycle through the tuple.
     core: an attention core of `nn.cores`, a name or {"name": …} with its arguments; layers cycle through a tuple;
       {"encoder": …, "decoder": …} where the two differ.
+    quantization: 8-bit products of the blocks' projections, one of `nn.quantization`: "none", "int8" or "fp8".
     experts: a mixture of experts instead of the MLP.
     experts_every: N, if only every N-th layer has experts.
     mlp_dropout: whether dropout also applies inside the MLP.
@@ -68,6 +69,7 @@ class Design:
   softcap: float | None = None
   windows: tuple[Positive | None, ...] = (None,)
   core: str | dict | tuple = "auto"
+  quantization: str | dict = "none"
   experts: Experts | None = None
   experts_every: Positive = 1
   mlp_dropout: bool = False

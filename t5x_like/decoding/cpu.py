@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.linear import Linear, contract, replaced
+from t5x_like.nn.linear import Linear, contract, matmul, replaced
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
 from t5x_like.parallel.constrain import platform, ways
 
@@ -24,12 +24,12 @@ def prepared(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
   """Return the module for a loop that reads its kernels at every step.
 
   Kernels are cast to `dtype` once. On CPU each becomes a `KernelFirst`, except stacked kernels and kernels split over
-  devices. In float32, the layers that a module lists in `TOGETHER` become one `Joined`; XLA on CPU reads small kernels
-  of bfloat16 faster.
+  devices; quantised layers stay as they are. In float32, the layers that a module lists in `TOGETHER` become one
+  `Joined`; XLA on CPU reads small kernels of bfloat16 faster.
   """
 
   def held(_, linear: Linear) -> Linear:
-    if type(linear) is not Linear:
+    if type(linear) is not Linear or linear.multiply is not matmul:
       return linear
     kernel = linear.kernel
     if kernel[...].ndim == 2 and reads_first(kernel.axes):

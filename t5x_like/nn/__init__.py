@@ -11,6 +11,7 @@ Read it from the bottom up; each line imports only from the lines above it:
   lora                                low-rank adapters, put on a model from outside
   positions/ image_positions/ cores/  position schemes and attention cores: one file each, found by name
   attention feed_forward/             the sublayers; feed-forward kinds are found by name
+  quantization/                       products of 8-bit factors, put on blocks from outside
   embed block stack pipeline          token embeddings, residual connections, identical blocks in one scan, its stages
   evened shared_stack disentangled    stacks padded for devices, with shared parameters, with vectors of distances
   hidden_states lstm                  the states of several layers, LSTMs

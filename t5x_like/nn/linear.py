@@ -14,14 +14,45 @@ from t5x_like.parallel.constrain import TOKENS, gathered, platform, scattered, w
 ADAPTERS = ("lora_a", "lora_b")  # names of the parameters of a low-rank adapter; see `nn.lora`
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: params.Axes) -> jax.Array:
+  """Compute `x @ kernel`: [B, D] or [B, T, D] and [D, F] -> [..., F], accumulated and returned in `dtype`.
+
+  The kernel is split over devices by its logical `axes`. It is cast to the dtype of `x` and then gathered, in the
+  forward and again in the backward pass. Its gradient is scattered in that dtype.
+
+  The kernel's gradient is computed as `x^T @ g`. JAX's own rule computes `(g^T @ x)^T`; on CPU, XLA then transposes
+  `g`, often the wider of the two, and fuses the producer of `g`, such as the gradient of a GELU, into that strided
+  copy.
+  """
+  return _matmul_forward(x, kernel, dtype, axes)[0]
+
+
+def _matmul_forward(x, kernel, dtype, axes):
+  return contract(x, gathered(kernel.astype(x.dtype), axes), x.ndim - 1, 0, dtype), (x, kernel)
+
+
+def _matmul_backward(dtype, axes, residuals, g):
+  x, kernel = residuals
+  g = g.astype(x.dtype)  # logits are wider than their factors
+  batch = tuple(range(x.ndim - 1))
+  whole = gathered(kernel.astype(x.dtype), axes)
+  d_kernel = scattered(partial(contract, a_axes=batch, b_axes=batch, dtype=x.dtype), x, g, axes, TOKENS[: len(batch)])
+  return contract(g, whole, x.ndim - 1, 1, x.dtype), d_kernel.astype(kernel.dtype)
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
 class Linear(nnx.Module):
   """`x @ kernel`, or `x @ kernel + bias`, computed in the dtype of `x`.
 
   Attributes:
     adapted: whether it has a low-rank adapter.
+    multiply: its product, `matmul` or one of `nn.quantization`.
   """
 
-  adapted = False
+  adapted, multiply = False, staticmethod(matmul)
 
   def __init__(
     self,
@@ -37,7 +68,7 @@ class Linear(nnx.Module):
     self.bias = params.param(rngs, params.zeros, shape[1:], axes[1:], unit[1:]) if bias else None
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return self.completed(matmul(x, self.kernel[...], x.dtype, self.kernel.axes[-2:]), x)
+    return self.completed(self.multiply(x, self.kernel[...], x.dtype, self.kernel.axes[-2:]), x)
 
   def completed(self, y: jax.Array, x: jax.Array) -> jax.Array:
     """Complete the product `y` of `x` and the kernel: add the bias."""
@@ -58,7 +89,7 @@ class Linear(nnx.Module):
     if ways(first) == 1 or any(ways(last) > 1 for _, last in axes):
       return [layer(x) for layer in layers]
     kernels = [layer.kernel[...].astype(x.dtype) for layer in layers]
-    y = matmul(x, jnp.concatenate(kernels, axis=-1), x.dtype, (first, None))
+    y = layers[0].multiply(x, jnp.concatenate(kernels, axis=-1), x.dtype, (first, None))
     parts = jax.lax.split(y, [kernel.shape[-1] for kernel in kernels], axis=y.ndim - 1)
     return [layer.completed(part, x) for layer, part in zip(layers, parts, strict=True)]
 
@@ -96,36 +127,6 @@ def linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]:
       yield path + name, child
     elif isinstance(child, nnx.Module):
       yield from linears(child, f"{path}{name}/")
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: params.Axes) -> jax.Array:
-  """Compute `x @ kernel`: [B, D] or [B, T, D] and [D, F] -> [..., F], accumulated and returned in `dtype`.
-
-  The kernel is split over devices by its logical `axes`. It is cast to the dtype of `x` and then gathered, in the
-  forward and again in the backward pass. Its gradient is scattered in that dtype.
-
-  The kernel's gradient is computed as `x^T @ g`. JAX's own rule computes `(g^T @ x)^T`; on CPU, XLA then transposes
-  `g`, often the wider of the two, and fuses the producer of `g`, such as the gradient of a GELU, into that strided
-  copy.
-  """
-  return _matmul_forward(x, kernel, dtype, axes)[0]
-
-
-def _matmul_forward(x, kernel, dtype, axes):
-  return contract(x, gathered(kernel.astype(x.dtype), axes), x.ndim - 1, 0, dtype), (x, kernel)
-
-
-def _matmul_backward(dtype, axes, residuals, g):
-  x, kernel = residuals
-  g = g.astype(x.dtype)  # logits are wider than their factors
-  batch = tuple(range(x.ndim - 1))
-  whole = gathered(kernel.astype(x.dtype), axes)
-  d_kernel = scattered(partial(contract, a_axes=batch, b_axes=batch, dtype=x.dtype), x, g, axes, TOKENS[: len(batch)])
-  return contract(g, whole, x.ndim - 1, 1, x.dtype), d_kernel.astype(kernel.dtype)
-
-
-matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -34,7 +34,7 @@ class LoraLinear(Linear):
   adapted = True
 
   def __init__(self, linear: Linear, rank: int, scale: float, key: jax.Array):
-    self.kernel, self.bias, self.scale = linear.kernel, linear.bias, scale
+    self.kernel, self.bias, self.scale, self.multiply = linear.kernel, linear.bias, scale, linear.multiply
     *layers, D, F = linear.kernel.shape
     *names, rows, columns = linear.kernel.axes
     *units, row_unit, column_unit = linear.kernel.unit
@@ -53,7 +53,7 @@ class LoraLinear(Linear):
       with jax.default_matmul_precision("highest"):
         kernel = kernel + self.scale * (self.lora_a[...] @ self.lora_b[...])
     made = jax.eval_shape(lambda: Linear(kernel.shape, axes, params.zeros, nnx.Rngs(0), bias=bias))
-    made.kernel = nnx.Param(kernel, axes=axes, unit=self.kernel.unit)
+    made.kernel, made.multiply = nnx.Param(kernel, axes=axes, unit=self.kernel.unit), self.multiply
     if bias:
       made.bias = self.bias
     return made

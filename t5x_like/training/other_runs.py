@@ -42,14 +42,10 @@ RANDOM = "random"  # a teacher without a run
 _INIT, _TEACHER = "config.init.workdir", "config.teacher.workdir"
 # Keys of config.model fixed by imported weights.
 FIXED = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
-_TRAINING = (
-  "core",
-  "init_stddev",
-  "residual_init",
-  "embed_init",
-  "mlp_dropout",
-  "shared_dropout",
-)  # cells that are not
+_TRAINING = (  # cells that are not
+  *("core", "quantization", "init_stddev", "residual_init"),
+  *("embed_init", "mlp_dropout", "shared_dropout"),
+)
 _NEW = ("head/", "scores/")
 _OFF = ("dropout", "drop_path")  # of a teacher
 # Keys of config.model that a run with `init` keeps; the others come from the run it starts from.

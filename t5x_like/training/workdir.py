@@ -25,7 +25,7 @@ _log = logging.getLogger("t5x_like.workdir")
 _FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name", "tuning.", "teacher.")
 # ... except for these, which only change how the same model is computed, or follow from the vocabulary.
 _FREE = ("model.dtype", "model.layers", "model.remat", "model.pipeline", "model.tokens", "teacher.model.dtype")
-_FREE += ("teacher.model.layers",)
+_FREE += ("teacher.model.layers", "model.design.quantization")
 _IMPORTED = ("model.", "fingerprints.vocabulary", "optimizer.name")  # fixed in a run with weights, but no data yet
 _EDITION = "data_edition"  # `data.EDITION`
 

@@ -71,6 +71,7 @@ def config(model, model_type: str | None) -> dict:
   marian = isinstance(model, transformer.Model)
   like = transformer.MARIAN if marian else bart.MBART if design.norm_position == "pre" else bart.BART
   free = ("activation", "position", "embed_scale", "logits_bias", "embed_init", "init_stddev", "mlp_dropout", "core")
+  free += ("quantization",)
   for field in dataclasses.fields(design):
     if field.name not in free:
       only(model, **{field.name: [getattr(like, field.name)]})

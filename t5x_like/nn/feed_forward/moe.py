@@ -34,6 +34,34 @@ from t5x_like.nn.feed_forward._router import Router, Routing
 from t5x_like.nn.layer import Context, Layer
 from t5x_like.parallel.constrain import constrain, gathered, scattered
 
+_INWARDS, _OUTWARDS = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")
+EXPERTS = ("activation_expert", "batch", None)  # the mesh's expert axis splits the experts, not the rows
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: params.Axes) -> jax.Array:
+  """Multiply each expert's rows by its matrix; gather and scatter kernels as `linear.matmul` does."""
+  return _batched_forward(rows_EBCX, kernel_EXY, axes)[0]
+
+
+def _batched_forward(rows_EBCX, kernel_EXY, axes):
+  dtype = rows_EBCX.dtype
+  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, EXPERTS)
+  y_EBCY = jnp.einsum("EBCX,EXY->EBCY", rows_EBCX, whole_EXY, preferred_element_type=dtype)
+  return y_EBCY, (rows_EBCX, kernel_EXY)
+
+
+def _batched_backward(axes, kept, g_EBCY):
+  rows_EBCX, kernel_EXY = kept
+  dtype = rows_EBCX.dtype
+  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, EXPERTS)
+  contract = partial(jnp.einsum, "EBCX,EBCY->EXY", preferred_element_type=dtype)
+  d_kernel = scattered(contract, rows_EBCX, g_EBCY, axes, EXPERTS).astype(kernel_EXY.dtype)
+  return jnp.einsum("EBCY,EXY->EBCX", g_EBCY, whole_EXY, preferred_element_type=dtype), d_kernel
+
+
+_batched_product.defvjp(_batched_forward, _batched_backward)
+
 
 class Moe(Layer):
   """Router and experts. Each expert is `wo(activation(wi(x)))`, gated or not, without biases.
@@ -45,7 +73,12 @@ class Moe(Layer):
     moe_dropped: the fraction of choices without a slot.
 
   Kernels are `wi` and `gate` [E, D, F] and `wo` [E, F, D].
+
+  Attributes:
+    multiply: the product of the "capacity" dispatch, exact or one of `nn.quantization`.
   """
+
+  multiply = staticmethod(_batched_product)
 
   def __init__(
     self,
@@ -105,9 +138,9 @@ class Moe(Layer):
     move = jax.vmap(exchange, in_axes=(0, 0, 0, None))
     # Rows may be split over the expert axis too. This pair of constraints is the all-to-all, the next its inverse.
     x_BECD = constrain(move(x_BTD, source_BS, slot_BM, k).reshape(B, E, C, D), *_ROWS)
-    x_EBCD = constrain(jnp.swapaxes(x_BECD, 0, 1), *_EXPERTS, "activation_embed")
-    y_EBCD = self._experts(x_EBCD, _batched_product, (*_EXPERTS, "activation_mlp"), key)
-    y_EBCD = constrain(y_EBCD, *_EXPERTS, "activation_embed")
+    x_EBCD = constrain(jnp.swapaxes(x_BECD, 0, 1), *EXPERTS, "activation_embed")
+    y_EBCD = self._experts(x_EBCD, self.multiply, (*EXPERTS, "activation_mlp"), key)
+    y_EBCD = constrain(y_EBCD, *EXPERTS, "activation_embed")
     y_BECD = constrain(jnp.swapaxes(y_EBCD, 0, 1), *_ROWS)
     y_BkTD = move(y_BECD.reshape(B, E * C, D), slot_BM, source_BS, 1).reshape(B, k, T, D)
     y_BTD = jax.vmap(_combine)(y_BkTD, jnp.swapaxes(routing.gates_BTk, 1, 2))
@@ -127,9 +160,7 @@ class Moe(Layer):
 
 
 _ROUTERS = {"softmax": Router, "noisy_top_k": NoisyRouter}
-_INWARDS, _OUTWARDS = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")
 _ROWS = ("batch", None, None, "activation_embed")
-_EXPERTS = ("activation_expert", "batch", None)  # the mesh's expert axis splits the experts, not the rows
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -196,31 +227,6 @@ def _combine(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
 def _grouped_product(sizes_E: jax.Array, rows_MX: jax.Array, kernel_EXY: jax.Array, axes) -> jax.Array:
   dtype = rows_MX.dtype
   return jax.lax.ragged_dot(rows_MX, kernel_EXY.astype(dtype), sizes_E, preferred_element_type=dtype)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: params.Axes) -> jax.Array:
-  """Multiply each expert's rows by its matrix; gather and scatter kernels as `linear.matmul` does."""
-  return _batched_forward(rows_EBCX, kernel_EXY, axes)[0]
-
-
-def _batched_forward(rows_EBCX, kernel_EXY, axes):
-  dtype = rows_EBCX.dtype
-  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, _EXPERTS)
-  y_EBCY = jnp.einsum("EBCX,EXY->EBCY", rows_EBCX, whole_EXY, preferred_element_type=dtype)
-  return y_EBCY, (rows_EBCX, kernel_EXY)
-
-
-def _batched_backward(axes, kept, g_EBCY):
-  rows_EBCX, kernel_EXY = kept
-  dtype = rows_EBCX.dtype
-  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, _EXPERTS)
-  contract = partial(jnp.einsum, "EBCX,EBCY->EXY", preferred_element_type=dtype)
-  d_kernel = scattered(contract, rows_EBCX, g_EBCY, axes, _EXPERTS).astype(kernel_EXY.dtype)
-  return jnp.einsum("EBCY,EXY->EBCX", g_EBCY, whole_EXY, preferred_element_type=dtype), d_kernel
-
-
-_batched_product.defvjp(_batched_forward, _batched_backward)
 
 
 def _valid(context: Context, shape: tuple[int, int]) -> jax.Array | None:
