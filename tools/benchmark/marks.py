@@ -1,38 +1,100 @@
-"""`python -m tools.benchmark marks`: the steps whose speed other systems publish, one after another, on one device."""
+"""`python -m tools.benchmark marks`: the steps whose speed other systems publish, one after another, on one device.
+
+It builds its models without a recipe or a data set, and so needs only jax, flax, optax and numpy: a GPU image that has
+no TensorFlow will do.
+"""
 
 import argparse
+import dataclasses
 import functools
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import time
+import types
+from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.files.places import directory
+from t5x_like.slots import find
 
-_SHORT = ["--batch=2", "--steps=2", "--warmup=1"]
-# Name: recipe and sizes, the same made small enough for a CPU, and the published figure.
-_MARKS: dict[str, tuple[list[str], list[str], str]] = {
-  "decoder of 1.3 B, 2,048": (
-    ["--config=configs/gpt/gpt2_124m.py", "--set=model.variant=gpt3-xl", "--length=2048", "--batch=16"],
-    ["--set=model.variant=gpt2-tiny", "--length=256"],
-    "llm.c 1.56 B and nanochat d18 on an H100: 46 to 49 % MFU",
+from . import timing
+
+Shapes = dict[str, tuple[tuple[int, ...], str]]
+
+
+def _decoder(rows: int, length: int) -> Shapes:
+  names = ("decoder_input_tokens", "decoder_target_tokens")
+  return dict.fromkeys(names, ((rows, length), "int32")) | {"decoder_loss_weights": ((rows, length), "float32")}
+
+
+def _encoder_decoder(rows: int, inputs: int, targets: int) -> Shapes:
+  return {"encoder_input_tokens": ((rows, inputs), "int32")} | _decoder(rows, targets)
+
+
+def _encoder(rows: int, length: int) -> Shapes:
+  """Return the features of BERT's masked tokens, 15 % of each row, and of its next sentences."""
+  names = ("encoder_input_tokens", "encoder_target_tokens", "encoder_token_types", "encoder_segment_ids")
+  more = {"encoder_loss_weights": ((rows, length), "float32"), "next_sentence_label": ((rows,), "int32")}
+  masked = {"encoder_masked_positions": ((rows, length * 15 // 100 + 1), "int32")}
+  return dict.fromkeys(names, ((rows, length), "int32")) | more | masked
+
+
+def _images(rows: int, resolution: int) -> Shapes:
+  image = {"image": ((rows, resolution, resolution, 3), "float32")}
+  return image | {"label": ((rows,), "int32"), "example_weights": ((rows,), "float32")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+  """A step whose speed is known.
+
+  Attributes:
+    family, variant, objective, optimizer: names in `models/`, `objectives/` and `OPTIMIZERS`.
+    batch: shape and dtype of every feature.
+    small: another variant and batch, to try the command on a CPU.
+    model: further arguments of the model.
+    vocab_size: rows of the token table, if the model has one.
+    published: the speed of others.
+  """
+
+  family: str
+  variant: str
+  objective: str
+  optimizer: str
+  batch: Shapes
+  small: tuple[str, Shapes]
+  model: dict[str, Any] = dataclasses.field(default_factory=dict)
+  vocab_size: int | None = None
+  published: str = ""
+
+
+MARKS = {
+  "decoder of 1.3 B, 2,048": Mark(
+    *("gpt", "gpt3-xl", "decoder", "adamw", _decoder(16, 2048), ("gpt2-micro", _decoder(2, 64))),
+    vocab_size=50_304,  # 50,257, rounded up to a multiple of 128
+    published="llm.c 1.56 B and nanochat d18 on an H100: 46 to 49 % MFU",
   ),
-  "GPT-2 124M, 1,024": (
-    ["--config=configs/gpt/gpt2_124m.py", "--length=1024", "--batch=32"],
-    ["--set=model.variant=gpt2-tiny", "--length=256"],
-    "",
+  "GPT-2 124M, 1,024": Mark(
+    *("gpt", "gpt2", "decoder", "adamw", _decoder(32, 1024), ("gpt2-micro", _decoder(2, 64))), vocab_size=50_304
   ),
-  "T5-1.1-large, 512/114": (
-    ["--config=configs/t5/base.py:large", "--inputs=512", "--targets=114", "--batch=64"],
-    ["--set=model.variant=t5-v1_1-tiny", "--inputs=128", "--targets=32"],
-    "NVIDIA's T5X, 512/128: 158.7 examples/s on an H100 (fp8), 75.8 on an A100",
+  "T5-1.1-large, 512/114": Mark(
+    *("t5", "t5-v1_1-large", "encoder_decoder", "adafactor", _encoder_decoder(64, 512, 114)),
+    ("t5-v1_1-micro", _encoder_decoder(2, 64, 16)),
+    vocab_size=32_128,
+    published="NVIDIA's T5X, 512/128: 158.7 examples/s on an H100 (fp8), 75.8 on an A100",
   ),
-  "BERT-large, 512": (
-    ["--config=configs/bert/base.py:large", "--length=512", "--batch=64"],
-    ["--set=model.variant=bert-mini", "--length=128"],
-    "",
+  "BERT-large, 512": Mark(
+    *("bert", "bert-large-uncased", "mlm", "adamw", _encoder(64, 512), ("bert-tiny", _encoder(2, 64))),
+    model={"head": "pretraining"},
+    vocab_size=30_720,
+  ),
+  "ViT-H/14, 224": Mark(
+    *("vit", "vit-h14", "classification", "adamw", _images(64, 224), ("vit-tiny", _images(2, 32))),
+    model={"head": {"name": "image_classification", "labels": 1000}},
   ),
 }
 
@@ -42,56 +104,157 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--only", metavar="TEXT", help="the marks with this in their name")
   parser.add_argument("--small", action="store_true", help="tiny models, to try the command on a CPU")
   parser.add_argument("--steps", type=int, default=20, help="steps to time (default: %(default)s)")
+  parser.add_argument(
+    "--remat", default="minimal", help="activations to keep, as config.model.remat (default: %(default)s)"
+  )
+  parser.add_argument("--quantization", default="none", help="as config.model.design.quantization (default: none)")
+  parser.add_argument("--here", action="store_true", help="measure in this process the one mark that --only names")
+  parser.add_argument("--minutes", type=float, default=8, help="of all marks; later ones are left out (default: 8)")
   kind = functools.partial(directory, flag="--output")
   parser.add_argument(
     "--output", default="marks", type=kind, help="directory of figures and traces (default: %(default)s)"
   )
-  parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every recipe")
 
 
 def main(args: argparse.Namespace) -> None:
   """Measure each in a process of its own and print a table; raise UserError if none is measured."""
-  chosen = {name: mark for name, mark in _MARKS.items() if not args.only or args.only.lower() in name.lower()}
+  chosen = [name for name in MARKS if not args.only or args.only.lower() in name.lower()]
   if not chosen:
-    raise UserError(f"--only={args.only}: no mark has this in its name; there are {', '.join(_MARKS)}")
-  output = pathlib.Path(args.output)
-  found = {}
-  for name, (full, small, _) in chosen.items():
-    words = [*full, f"--steps={args.steps}", *(small + _SHORT if args.small else []), *(f"--set={s}" for s in args.set)]
-    found[name] = _measure(name, words, output / name.partition(",")[0].replace(" ", "_"))
+    raise UserError(f"--only={args.only}: no mark has this in its name; there are {', '.join(MARKS)}")
+  if args.steps < 1:
+    raise UserError(f"--steps: found {args.steps}, expected at least 1")
+  if args.here and len(chosen) > 1:
+    raise UserError(f"--here: found {len(chosen)} marks, expected one; name it with --only")
+  if args.here:
+    return _measure(chosen[0], args)
+  print(
+    "Method: one training step (forward, backward, optimizer, metrics) as the training loop compiles it, on a fixed"
+    f" batch of random numbers, without dropout, remat={args.remat}, quantization={args.quantization}. "
+    + timing.METHOD.format(warmup=_warmup(args), steps=args.steps)
+  )
+  end = time.monotonic() + 60 * args.minutes
+  found = {name: _in_a_process(name, args, end - time.monotonic()) for name in chosen}
   if not any(found.values()):
     raise UserError("no step could be measured; each said why above")
   print(_table(found), flush=True)
+  output = pathlib.Path(args.output)
   output.mkdir(parents=True, exist_ok=True)
   (output / "marks.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
   print(json.dumps(found))
 
 
-def _measure(name: str, words: list[str], folder: pathlib.Path) -> dict | None:
-  """Return the figures that the benchmark of a step prints last; None if it failed, after its output."""
-  command = [sys.executable, "-m", __package__, "step", *words, f"--profile={folder}"]
-  print(f"\n=== {name}\n$ python {' '.join(command[1:])}", flush=True)
+def _warmup(args: argparse.Namespace) -> int:
+  return 1 if args.small else 3
+
+
+def _in_a_process(name: str, args: argparse.Namespace, seconds: float) -> dict | None:
+  """Return the figures of a mark, from a process with the device to itself; None if it failed, after its output."""
+  print(f"\n=== {name}", flush=True)
+  if seconds <= 0:
+    print("left out: --minutes are over")
+    return None
+  # JAX takes three quarters of a GPU by default.
+  env = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"} | os.environ
+  flags = [f"--{flag}={getattr(args, flag)}" for flag in ("steps", "remat", "quantization", "output")]
+  flags += ["--small"] * args.small
+  command = [sys.executable, "-m", __package__, "marks", "--here", f"--only={name}", *flags]
   with tempfile.TemporaryFile("w+") as err:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=err, text=True)
+    try:
+      done = subprocess.run(command, stdout=subprocess.PIPE, stderr=err, text=True, env=env, timeout=seconds)
+    except subprocess.TimeoutExpired:
+      print(f"stopped: --minutes are over after {seconds:.0f} s of it")
+      return None
     err.seek(0)
     print(done.stdout, end="" if done.returncode == 0 else f"{err.read()[-3000:]}\nexit code {done.returncode}\n")
   return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+
+
+def _measure(name: str, args: argparse.Namespace) -> None:
+  """Measure a mark in this process and print its figures, last as a JSON object."""
+  import jax
+
+  mark, device = MARKS[name], jax.devices()[0]
+  variant, shapes = mark.small if args.small else (mark.variant, mark.batch)
+  dtype = "float32" if device.platform == "cpu" else "bfloat16"
+  design = {"quantization": args.quantization}
+  vocabulary = {"vocab_size": 512 if args.small else mark.vocab_size} if mark.vocab_size else {}
+  model = mark.model | vocabulary | {"variant": variant, "dtype": dtype, "remat": args.remat, "design": design}
+  parts = _parts(mark, model)
+  batch = {
+    name: jax.ShapeDtypeStruct(shape, kind, sharding=parts.rules.batch()) for name, (shape, kind) in shapes.items()
+  }
+
+  from t5x_like.nn.cores import cores_used, in_words
+  from t5x_like.training import compilation
+  from t5x_like.training.state import init_state
+
+  start = time.perf_counter()
+  with cores_used() as used:
+    lowered = compilation.lower_step(types.SimpleNamespace(accumulation_steps=1, seed=0), parts, batch)
+  compiled, _ = compilation.compiled_step(lowered, device)
+  seconds = time.perf_counter() - start
+  print(f"{variant}, {dtype}, {in_words(used)}; compiled in {seconds:.0f} s", flush=True)
+  values = {name: timing.random_feature(name, x, vocabulary.get("vocab_size", 2)) for name, x in batch.items()}
+  values = jax.device_put(values, {name: x.sharding for name, x in batch.items()})
+  state = init_state(parts.make_model, parts.optimizer, parts.state, 0)
+  flops = compilation.step_flops(parts.model, parts.objective, batch)
+  folder = pathlib.Path(args.output) / name.partition(",")[0].replace(" ", "_").replace("/", "_")
+  options = dict(model_flops=flops, dtype=dtype, steps=args.steps, warmup=_warmup(args), trace=str(folder))
+  print(json.dumps(timing.measure(compiled, state, values, **options) | {"compile_seconds": seconds}))
+
+
+def _parts(mark: Mark, arguments: dict[str, Any]) -> types.SimpleNamespace:
+  """Return the parts of `training.build.Parts` that a step needs, on one device."""
+  import jax
+  from flax import nnx
+
+  import t5x_like.models
+  import t5x_like.objectives
+  from t5x_like.nn import params
+  from t5x_like.parallel.mesh import make_mesh
+  from t5x_like.parallel.rules import Rules
+  from t5x_like.training.guard import Guard
+  from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+  from t5x_like.training.schedule import SCHEDULES
+  from t5x_like.training.state import abstract_state
+
+  family = find("family", mark.family, t5x_like.models, "Model")
+
+  def make_model(key):
+    return family(nnx.Rngs(params=key), **arguments)
+
+  model = jax.eval_shape(make_model, jax.random.key(0))
+  rules = Rules.make(make_mesh({}, jax.devices()[:1]))
+  schedule = SCHEDULES["linear"](learning_rate=1e-4, warmup_steps=10, total_steps=1000)
+  axes = {name: p.axes for name, p in params.named_params(model).items()}
+  optimizer = layerwise(OPTIMIZERS[mark.optimizer](schedule=schedule), axes)
+  return types.SimpleNamespace(
+    model=model,
+    make_model=make_model,
+    objective=find("objective", mark.objective, t5x_like.objectives, "Objective")(),
+    optimizer=optimizer,
+    schedule=schedule,
+    rules=rules,
+    guard=Guard(),
+    trained=None,
+    state=abstract_state(model, optimizer, rules),
+  )
 
 
 def _table(found: dict[str, dict | None]) -> str:
   lines = ["| step | s | examples/s | tokens/s | of matmul | MFU | GB | published |", "|" + "---|" * 8]
   for name, figures in found.items():
     if figures is None:
-      lines.append(f"| {name} | failed |||||| {_MARKS[name][2]} |")
+      lines.append(f"| {name} | failed |||||| {MARKS[name].published} |")
       continue
-    memory = figures["peak_gigabytes"]
+    mfu, memory = figures["mfu"], figures["peak_gigabytes"]
     cells = [
       f"{figures['seconds_per_step']:.4f}",
       f"{figures['examples_per_second']:.1f}",
       f"{figures['tokens_per_second']:,.0f}",
       f"{figures['fraction_of_matmul']:.1%}",
-      f"{figures['mfu']:.1%}",
+      f"{mfu:.1%}" if mfu else "",
       f"{memory:.1f}" if memory else "",
     ]
-    lines.append(f"| {name} | {' | '.join(cells)} | {_MARKS[name][2]} |")
+    lines.append(f"| {name} | {' | '.join(cells)} | {MARKS[name].published} |")
   return "\n".join(lines)

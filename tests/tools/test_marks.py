@@ -1,0 +1,52 @@
+"""`tools.benchmark marks`: every mark's small form runs on a machine with jax, flax, optax and numpy alone."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tools.benchmark import __main__ as benchmark
+from tools.benchmark import marks
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+BLOCKED = ("tensorflow", "tensorflow_datasets", "ml_collections", "sentencepiece")
+BLOCK = f"""
+import sys
+class Finder:
+  def find_spec(self, name, path=None, target=None):
+    if name.partition(".")[0] in {BLOCKED}:
+      raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(
+  "name", [n if n.startswith("T5") else pytest.param(n, marks=pytest.mark.more) for n in marks.MARKS]
+)
+def test_a_mark_needs_no_packages_of_data_or_recipes(name, tmp_path):
+  (tmp_path / "sitecustomize.py").write_text(BLOCK)
+  command = [sys.executable, "-m", "tools.benchmark", "marks", "--small", "--steps=1", f"--only={name}"]
+  env = os.environ | {"PYTHONPATH": f"{tmp_path}:{REPO}"}
+  done = subprocess.run([*command, f"--output={tmp_path}/out"], cwd=REPO, env=env, capture_output=True, text=True)
+  assert done.returncode == 0, done.stdout + done.stderr
+  (figures,) = json.loads(done.stdout.splitlines()[-1]).values()
+  assert figures["milliseconds_by_kind"]["matrix products"] > 0 and figures["model_flops"] > 1e6
+  assert f"| {name} | {figures['seconds_per_step']:.4f} |" in done.stdout
+  assert json.loads((tmp_path / "out" / "marks.json").read_text()) == {name: figures}
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [
+    (["--only=elmo"], "--only=elmo: no mark has this in its name; there are decoder of 1.3 B"),
+    (["--steps=0"], "--steps: found 0, expected at least 1"),
+    (["--here"], "--here: found 5 marks, expected one; name it with --only"),
+  ],
+)
+def test_what_cannot_be_measured_is_one_line(flags, words, capsys):
+  assert benchmark.main(["marks", *flags]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert words in line
