@@ -33,7 +33,6 @@ from t5x_like.nn.remat import NONE, Remat
 from t5x_like.nn.stack import EVEN, Pipeline, Stack
 
 POSITION, CORE = "config.model.design.position", "config.model.design.core"
-QUANTIZATION = ("config.model.design.quantization", "t5x_like.nn.quantization")  # key, and package
 _NORMS = {
   "pre": ("in_norm",),
   "sandwich": ("in_norm", "res_norm"),
@@ -107,8 +106,8 @@ class StackBuilder:
     """Build one period of layers; if it has several, their sublayers' names end in the layer's number."""
     turns = range(self.period)
     named = {f"{n}_{t}" if self.period > 1 else n: x for t in turns for n, x in self._layer(t, rngs).items()}
-    where, package = QUANTIZATION
-    return slots.make(where, self.design.quantization, package, "make")(Block(**named))
+    quantization, package = self.design.quantization, "t5x_like.nn.quantization"
+    return slots.make("config.model.design.quantization", quantization, package, "make")(Block(**named))
 
   @cached_property
   def schemes(self) -> tuple[str | dict, ...]:

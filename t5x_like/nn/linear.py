@@ -48,8 +48,7 @@ class Linear(nnx.Module):
   """`x @ kernel`, or `x @ kernel + bias`, computed in the dtype of `x`.
 
   Attributes:
-    adapted: whether it has a low-rank adapter.
-    multiply: its product, `matmul` or one of `nn.quantization`.
+    adapted, multiply: whether it has a low-rank adapter; its product, `matmul` or one of `nn.quantization`.
   """
 
   adapted, multiply = False, staticmethod(matmul)

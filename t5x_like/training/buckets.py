@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from t5x_like.data.features import Feature, Features
 from t5x_like.runtime import process
-from t5x_like.training.build import Parts
+from t5x_like.training.build import Parts, abstract_batch
 from t5x_like.training.compilation import Cost, compile_step
 
 MULTIPLE = 8  # of a length, for the sake of the matrix units
@@ -99,7 +99,7 @@ class Steps:
       task = dataclasses.replace(self._task, features=next(fitting))
       if self._made:
         process.say(f"the first batch of rows of {' + '.join(map(str, sides))} tokens")
-      self._made[key] = compile_step(self._config, self._parts, task)
+      self._made[key] = compile_step(self._config, self._parts, abstract_batch(self._config, self._parts.rules, task))
     return self._made[key]
 
 

@@ -6,12 +6,12 @@ import os
 import re
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.extend import core
-from ml_collections import ConfigDict
 
 from t5x_like import slots
 from t5x_like.nn.attention import CAUSAL, Attention
@@ -20,9 +20,13 @@ from t5x_like.nn.cores.dense import Dense
 from t5x_like.objectives._cross_entropy import COLUMNS
 from t5x_like.parallel import distributed
 from t5x_like.runtime import compile_cache, process
-from t5x_like.training.build import Parts, abstract_batch
 from t5x_like.training.state import shardings
 from t5x_like.training.step import make_step
+
+if TYPE_CHECKING:  # `tools.benchmark marks` runs without ml_collections
+  from ml_collections import ConfigDict
+
+  from t5x_like.training.build import Parts
 
 # Peak dense 16-bit FLOP/s of one jax device, from the vendors' data sheets, by the start of `device_kind`.
 _PEAK = {
@@ -69,7 +73,7 @@ class Cost:
   of: str = "tokens"
 
 
-def lower_step(config: ConfigDict, parts: Parts, batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
+def lower_step(config: "ConfigDict", parts: "Parts", batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
   """Trace the step for batches of these shapes, ready to be compiled for the mesh's devices."""
   arguments = (parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules)
   options = dict(accumulation_steps=config.accumulation_steps, guard=parts.guard, trained=parts.trained)
@@ -85,13 +89,12 @@ def compiled_step(lowered: jax.stages.Lowered, device: jax.Device, **more) -> tu
   return slots.module("tpu_options", "t5x_like.training").compiled(lowered, device.device_kind, **more)
 
 
-def compile_step(config: ConfigDict, parts: Parts, task) -> tuple[Callable, Cost]:
-  """Compile the step for batches of a task in all processes; print the time and the step's cost.
+def compile_step(config: "ConfigDict", parts: "Parts", batch: dict[str, jax.ShapeDtypeStruct]) -> tuple[Callable, Cost]:
+  """Compile the step for such batches in all processes; print the time and the step's cost.
 
   Returns:
     (`(state, batch) -> (state, metrics)`, which donates the state; its cost)
   """
-  batch = abstract_batch(config, parts.rules, task)
   start, hits = time.perf_counter(), compile_cache.hits()
   with cores_used() as used:
     lowered = lower_step(config, parts, batch)
@@ -101,13 +104,11 @@ def compile_step(config: ConfigDict, parts: Parts, task) -> tuple[Callable, Cost
   cost, devices = step_flops(parts.model, parts.objective, batch), jax.device_count()
   peak, source = (config.peak_flops, "the config") if config.peak_flops else peak_flops(jax.devices()[0])
   cores = ", ".join(f"{place}: {name}".replace("_", " ") for place, name in in_words(used).items())
-  kept = " (from the cache)" if compile_cache.hits() > hits else ""
-  against = (
-    f"MFU against {peak * devices / 1e12:,.3f} TFLOP/s of {devices} device{'s' * (devices > 1)}" if peak else "no MFU"
-  )
+  against = f"MFU against {peak * devices / 1e12:,.3f} TFLOP/s of {devices} device{'s' * (devices > 1)}"
   process.say(
-    f"step compiled in {time.perf_counter() - start:.1f} s{kept}: {cost / 1e9:,.1f} model GFLOPs (causal attention"
-    f" halved); {cores}; {against} ({source})" + "".join(f"; {name}={value}" for name, value in options.items())
+    f"step compiled in {time.perf_counter() - start:.1f} s{' (from the cache)' * (compile_cache.hits() > hits)}:"
+    f" {cost / 1e9:,.1f} model GFLOPs (causal attention halved); {cores}; {against if peak else 'no MFU'} ({source})"
+    + "".join(f"; {name}={value}" for name, value in options.items())
   )
   if parts.rules.dropped:
     process.say(f"activations not split, as their sizes do not divide: {', '.join(sorted(parts.rules.dropped))}")

@@ -40,12 +40,9 @@ from t5x_like.training.state import TrainState
 
 RANDOM = "random"  # a teacher without a run
 _INIT, _TEACHER = "config.init.workdir", "config.teacher.workdir"
-# Keys of config.model fixed by imported weights.
+# Keys of config.model fixed by imported weights, and cells of its design that are not.
 FIXED = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
-_TRAINING = (  # cells that are not
-  *("core", "quantization", "init_stddev", "residual_init"),
-  *("embed_init", "mlp_dropout", "shared_dropout"),
-)
+_TRAINING = "core quantization init_stddev residual_init embed_init mlp_dropout shared_dropout".split()
 _NEW = ("head/", "scores/")
 _OFF = ("dropout", "drop_path")  # of a teacher
 # Keys of config.model that a run with `init` keeps; the others come from the run it starts from.

@@ -17,6 +17,7 @@ from t5x_like.parallel.rules import from_local_rows, local_rows
 from t5x_like.runtime import process
 from t5x_like.training import phases, restoring
 from t5x_like.training.assembly import Assembly, assemble
+from t5x_like.training.build import abstract_batch
 from t5x_like.training.compilation import Cost, compile_step
 from t5x_like.training.evaluation import Group
 from t5x_like.training.guard import stopped, target, told
@@ -95,9 +96,10 @@ class Run:
     cutting = phase.task.buckets > 1
     if before and before.phase is phase:  # as after a rollback
       step, cost = before.step, before.cost
+    elif cutting:
+      step, cost = slots.module("buckets", training).compiled(phase.config, made.parts, phase.task)
     else:
-      compiled = slots.module("buckets", training).compiled if cutting else compile_step
-      step, cost = compiled(phase.config, made.parts, phase.task)
+      step, cost = compile_step(phase.config, made.parts, abstract_batch(phase.config, made.parts.rules, phase.task))
     batches = phases.batches(made.phases, self._position, None if cutting else rows)
     batches, cost_of = (step.cut(batches, rows), step.cost) if cutting else (batches, lambda batch: cost)
     meter = Meter(batches, cost_of, self._goodput, phase.task.vocabulary.pad_id)

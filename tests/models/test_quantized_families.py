@@ -1,15 +1,22 @@
 """Every family with products of 8-bit factors."""
 
 import dataclasses
+import pathlib
 
 import families
 import jax
+import numpy as np
+import optax
 import pytest
 from flax import nnx
 
+from t5x_like.architectures.design import Variant
+from t5x_like.models import llama, t5
 from t5x_like.nn import params
+from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward.moe import Moe
 from t5x_like.nn.linear import Linear, matmul
+from t5x_like.objectives import decoder, encoder_decoder
 
 
 def multiplied(model) -> dict[str, bool]:
@@ -39,3 +46,58 @@ def test_every_family_has_them_with_the_same_parameters(family):
   found = multiplied(made)
   assert any(found.values()) and not any(multiplied(plain).values())
   assert [name for name, eight in found.items() if eight != ("blocks" in name)] == []
+
+
+SIZES = Dims(embed=128, heads=4, kv_heads=4, head_dim=32, mlp=320, layers=3)
+TASKS = {
+  "decoder": (llama, Variant(SIZES, llama.LLAMA2, 258), decoder.Objective()),
+  "t5": (t5, Variant(SIZES, t5.V1_1, 258), encoder_decoder.Objective()),
+}
+
+
+def batches(name: str, seed: int, rows: int = 8, length: int = 64):
+  """Bytes of this project's documentation: to be continued, or with a gap of a quarter to be filled."""
+  text = b"".join(path.read_bytes() for path in sorted(pathlib.Path("docs").rglob("*.md")))
+  ids, generator = np.frombuffer(text, np.uint8).astype(np.int32) + 1, np.random.default_rng(seed)
+  while True:
+    x = ids[generator.integers(0, len(ids) - length, (rows, 1)) + np.arange(length)]
+    gap = slice(0, length) if name == "decoder" else slice(length // 2, length * 3 // 4)
+    targets = x[:, gap]
+    batch = {"decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))), "decoder_target_tokens": targets}
+    rest = np.concatenate([x[:, : gap.start], np.full((rows, 1), 257, np.int32), x[:, gap.stop :]], axis=1)
+    yield batch | {"decoder_loss_weights": np.ones(targets.shape, np.float32), "encoder_input_tokens": rest}
+
+
+def losses(name: str, quantization: str, seed: int, steps: int) -> np.ndarray:
+  """The losses of a run in bfloat16, in nats a target token."""
+  family, variant, objective = TASKS[name]
+  variant = dataclasses.replace(variant, design=dataclasses.replace(variant.design, quantization=quantization))
+  model = jax.jit(lambda key: family.Model(nnx.Rngs(params=key), variant=variant, dtype="bfloat16"))(
+    jax.random.key(seed)
+  )
+  optimizer = optax.adam(optax.linear_schedule(3e-3, 3e-4, steps))
+
+  @jax.jit
+  def step(arrays, state, batch):
+    def loss(arrays):
+      total, sums = objective(params.with_arrays(model, arrays), batch)
+      return total / sums["weights"]
+
+    value, gradients = jax.value_and_grad(loss)(arrays)
+    updates, state = optimizer.update(gradients, state)
+    return optax.apply_updates(arrays, updates), state, value
+
+  arrays, found = params.arrays(model), []
+  state = optimizer.init(arrays)
+  for _, batch in zip(range(steps), batches(name, seed)):
+    arrays, state, value = step(arrays, state, batch)
+    found.append(float(value))
+  return np.array(found)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", TASKS)
+def test_they_learn_as_bfloat16_does(name):
+  """Means over three seeds of 300 steps differ by at most 0.6 %, single runs by 2 %: any rounding changes their course."""
+  exact, int8, fp8 = (losses(name, kind, seed=0, steps=100)[-20:].mean() for kind in ("none", "int8", "fp8"))
+  assert exact < 3.5 and abs(int8 - exact) < 0.03 * exact and abs(fp8 - exact) < 0.03 * exact
