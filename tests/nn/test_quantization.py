@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import tiny
+from t5x_like import train
 from t5x_like.architectures.design import Design
 from t5x_like.decoding.cpu import prepared
 from t5x_like.errors import UserError
@@ -20,6 +21,8 @@ from t5x_like.nn.quantization import fp8, int8
 from t5x_like.nn.quantization._scaled import Scaled, rounded
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
+from t5x_like.report.writer import read_metrics
+from tests.runs import alone
 
 AXES = ("embed", "mlp")
 KINDS = {"int8": int8, "fp8": fp8}
@@ -154,3 +157,13 @@ def test_decoding_keeps_them():
   linear.multiply = PRODUCTS["int8"]
   kept = prepared(nnx.List([linear]), jnp.bfloat16)
   assert isinstance(PRODUCTS["int8"], Scaled) and type(kept[0]) is Linear and kept[0].multiply is linear.multiply
+
+
+@pytest.mark.more
+def test_a_resumed_run_may_switch(tmp_path, capsys):
+  flags = ["--config=tests/recipes/nano.py", f"--workdir={tmp_path}"]
+  with alone():
+    assert train.main([*flags, "--config.total_steps=2"]) == 0
+    assert train.main([*flags, "--config.total_steps=4", "--config.model.design.quantization=int8"]) == 0
+  assert "resuming with a changed config: model.design" in capsys.readouterr().out
+  assert [row["step"] for row in read_metrics(tmp_path) if "train/loss" in row] == [1, 2, 3, 4]
