@@ -14,7 +14,7 @@ from t5x_like.nn import params
 from t5x_like.nn.attention import SelfAttention
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import Context
-from t5x_like.nn.linear import together
+from t5x_like.nn.linear import together, wide_einsum
 from t5x_like.nn.shared_stack import take_over
 from t5x_like.nn.stack import Stack
 
@@ -78,7 +78,7 @@ class DisentangledAttention(SelfAttention):
 
 def _looked_up(equation: str, x: jax.Array, vectors_PNH: jax.Array, place_BXY: jax.Array) -> jax.Array:
   """Multiply by the vectors of all distances, and take that of each pair: float32 [B, N, X, Y]."""
-  product_BNXP = jnp.einsum(equation, x, vectors_PNH, preferred_element_type=jnp.float32)
+  product_BNXP = wide_einsum(equation, x, vectors_PNH)
   B, N, X, _ = product_BNXP.shape
   place_BNXY = jnp.broadcast_to(place_BXY[:, None], (B, N, X, place_BXY.shape[-1]))
   return jnp.take_along_axis(product_BNXP, place_BNXY, axis=-1)
