@@ -52,7 +52,7 @@ class Model(deberta.Model):
   """
 
   VARIANTS = VARIANTS
-  ALONE: ClassVar[str] = "deberta"
+  ALONE: ClassVar[str] = "deberta"  # the family of the discriminator by itself, which fine-tuning takes
 
   def __init__(
     self,

@@ -69,7 +69,7 @@ class Model(Encoder):
   """
 
   VARIANTS = VARIANTS
-  ALONE: ClassVar[str] = "t5x_like.models.electra:Discriminator"
+  ALONE: ClassVar[str] = "t5x_like.models.electra:Discriminator"  # which fine-tuning takes
 
   def __init__(
     self,
