@@ -40,10 +40,12 @@ class ImageVariant:
     resolution: height and width of the images in pixels.
     channels: channels of the images.
     class_tokens: number of learned vectors before the patches: 1 in ViT, 2 in DeiT, 0 where patches are averaged.
+    registers: number of learned vectors without a position, which no head reads (Darcet et al. 2024, arXiv:2309.16588).
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
     patch_bias: whether the projection of the patches has a bias.
     backbone: one of `architectures.backbones`, whose map is cut into patches (the hybrid of section 3.1); None for
       patches of pixels.
+    edge: pixels at the right and at the bottom that fill no patch are "refused", or "dropped".
   """
 
   dims: Dims
@@ -52,9 +54,11 @@ class ImageVariant:
   resolution: Positive = 224
   channels: Positive = 3
   class_tokens: Count = 1
+  registers: Count = 0
   head: str | dict = "image_classification"
   patch_bias: bool = True
   backbone: str | dict | None = None
+  edge: Literal["refused", "dropped"] = "refused"
 
   @property
   def grid(self) -> Grid:
@@ -67,7 +71,7 @@ class ImageEncoder(nnx.Module):
 
   Args:
     variant: a name in `VARIANTS`, or an `ImageVariant`. All arguments but `rngs` are keys of `config.model`.
-    resolution, patch, channels, class_tokens, head: None for the variant's.
+    resolution, patch, channels, class_tokens, registers, head: None for the variant's.
     dropout: rate, wherever the design applies dropout.
     drop_path: rate at which training skips a sublayer of the last layer for an image (Huang et al. 2016).
     drop_path_rates: "linear" from 0 in the first layer to `drop_path` in the last, or "uniform" in all (DeiT III).
@@ -89,6 +93,7 @@ class ImageEncoder(nnx.Module):
     patch: Positive | None = None,
     channels: Positive | None = None,
     class_tokens: Count | None = None,
+    registers: Count | None = None,
     head: str | dict | None = None,
     dropout: Rate = 0.0,
     drop_path: Rate = 0.0,
@@ -100,6 +105,7 @@ class ImageEncoder(nnx.Module):
     design: dict = {},  # noqa: B006
   ):
     given = dict(resolution=resolution, patch=patch, channels=channels, class_tokens=class_tokens, head=head)
+    given |= {} if registers is None else dict(registers=registers)  # which variants in stages lack
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     self.dtype = jnp.dtype(dtype)
     options = computed(dropout, remat, layers, pipeline, drop_path)
@@ -109,7 +115,7 @@ class ImageEncoder(nnx.Module):
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant, dims = self.variant, self.variant.dims
-    if variant.resolution % variant.patch:
+    if variant.resolution % variant.patch and (variant.edge == "refused" or variant.resolution < variant.patch):
       found = f"found {variant.resolution} with patches of {variant.patch}"
       raise UserError(f"config.model.resolution: {found}, expected a multiple of the patch")
     init, E = variant.design.table_init(), variant.class_tokens
@@ -123,11 +129,16 @@ class ImageEncoder(nnx.Module):
     init, bias = params.fan_in_normal(inputs), variant.patch_bias
     self.patches = Linear((inputs, dims.embed), (None, "embed"), init, rngs, bias=bias)
     self.tokens = params.param(rngs, init, (E, dims.embed), (None, "embed")) if E else None
+    R = variant.registers
+    self.registers = params.param(rngs, init, (R, dims.embed), (None, "embed")) if R else None
     deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
     depths = path_depths(self.drop_path_rates, (dims.layers,), 0)
     common = dict(causal=False, deepnorm=deepnorm, grid=variant.grid, depths=depths)
     parts = EveryLayerBuilder(variant.design, dims, **common, **options)
     self.inputs, self.position = parts.inputs(rngs), parts.shared(rngs)
+    if R and self.inputs.position.place != "inputs":
+      found = f"found {R} with positions {variant.design.position!r}"
+      raise UserError(f"config.model.registers: {found}, expected positions at the inputs, which registers lack")
     self.encoder = parts.stack(rngs)
     given = dict(rngs=rngs, variant=variant, **options)
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
@@ -186,7 +197,13 @@ class ImageEncoder(nnx.Module):
       tokens_BED = jnp.broadcast_to(self.tokens[...].astype(self.dtype), (B, E, x_BTD.shape[-1]))
       x_BTD = jnp.concatenate([tokens_BED, x_BTD], axis=1)
     x_BTD = self.inputs(x_BTD, pos, None, subkey(key, 0))
-    return encoded(self.encoder, x_BTD, pos, subkey(key, 1), aligned=kept_BK is None, position=self.position)
+    T = x_BTD.shape[1]
+    if self.registers is not None:
+      registers_BRD = jnp.broadcast_to(self.registers[...].astype(self.dtype), (B, *self.registers.shape))
+      x_BTD = jnp.concatenate([x_BTD, registers_BRD], axis=1)
+      pos = positions(x_BTD.shape[1])
+    x_BTD, aux = encoded(self.encoder, x_BTD, pos, subkey(key, 1), aligned=kept_BK is None, position=self.position)
+    return x_BTD[:, :T], aux
 
   def _patched(self, image_BYXC: jax.Array) -> jax.Array:
     """Return patches [B, T, inputs of the projection], of pixels or of the backbone's map."""
@@ -210,7 +227,7 @@ def path_depths(rates: DropPathRates, layers: tuple[int, ...], stage: int) -> tu
 def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
   """Cut images into patches in raster order: [B, patches, P * P * C], pixels by row, column and channel.
 
-  Zeros fill the last patches where an image ends before them. Raises as `check`.
+  Zeros fill the last patches where an image ends before them; pixels after them are dropped. Raises as `check`.
   """
   check(image_BYXC, variant)
   return cut(image_BYXC, variant.patch, variant.grid)
@@ -219,7 +236,8 @@ def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
 def cut(x_BYXC: jax.Array, P: int, grid: Grid) -> jax.Array:
   """Cut an image or a map into patches of P x P cells, as `patchified`."""
   B, Y, X, C = x_BYXC.shape
-  x = jnp.pad(x_BYXC, ((0, 0), (0, grid.rows * P - Y), (0, grid.columns * P - X), (0, 0)))
+  below, right = (max(cells * P - size, 0) for cells, size in ((grid.rows, Y), (grid.columns, X)))
+  x = jnp.pad(x_BYXC, ((0, 0), (0, below), (0, right), (0, 0)))[:, : grid.rows * P, : grid.columns * P]
   x = x.reshape(B, grid.rows, P, grid.columns, P, C)
   return jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, grid.patches, -1)
 

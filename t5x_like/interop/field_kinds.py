@@ -36,20 +36,20 @@ _NAMES: dict[Any, str] = {
     num_channels num_key_value_heads num_kv_heads num_labels num_ln_in_parallel_attn num_queries projection_dim
     relative_attention_max_distance relative_attention_num_buckets sliding_window vocab_size
     window_size word_embed_proj_dim query_pre_attn_scalar max_position_embeddings original_max_position_embeddings
-    decoder_layers decoder_num_hidden_layers encoder_layers n_layer n_layers num_decoder_layers num_experts
-    num_experts_per_tok num_hidden_layers num_layers num_local_experts moe_intermediate_size
-    sliding_window_pattern
+    decoder_layers decoder_num_hidden_layers depth encoder_layers n_layer n_layers num_decoder_layers num_experts
+    num_experts_per_tok num_hidden_layers num_layers num_local_experts moe_intermediate_size num_stages in_chans
+    projection_size sliding_window_pattern
   """,
   Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks num_sparse_encoder_layers "
-  "n_langs type_vocab_size max_window_layers",
-  Size | Sizes: "image_size patch_size num_heads",
+  "n_langs type_vocab_size max_window_layers num_classes num_register_tokens",
+  Size | Sizes: "image_size img_size patch_size num_heads",
   Sizes: "depths hidden_sizes",
   Wholes: "pretrained_window_sizes mlp_only_layers",
   Id: "max_relative_positions pad_token_id bos_token_id decoder_start_token_id",
   Id | Ids: "eos_token_id",
   Number: """
     initializer_range layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps router_aux_loss_coef router_jitter_noise
-    router_z_loss_coef
+    router_z_loss_coef init_values layerscale_value layer_scale_init_value
   """,
   Factor: """
     attn_logit_softcapping factor final_logit_softcapping global_rope_theta high_freq_factor local_rope_theta
@@ -61,24 +61,24 @@ _NAMES: dict[Any, str] = {
     relative_attention share_att_key position_biased_input alibi attention_bias bias do_layer_norm_before enable_bias
     layer_norm_elementwise_affine mlp_bias multi_query new_decoder_architecture norm_bias parallel_attn qkv_bias
     rescale_embeddings scale_decoder_outputs scale_embedding tie_word_embeddings use_absolute_embeddings use_bias
-    use_parallel_residual use_qk_norm norm_topk_prob truncate use_sliding_window
+    use_parallel_residual use_qk_norm norm_topk_prob truncate use_sliding_window use_swiglu_ffn class_token
   """,
   str: """
-    activation activation_function afn attention_type backbone dense_act_fn feed_forward_proj ff_activation hidden_act
-    hidden_activation layer_type model_type rope_type type
+    activation activation_function afn architecture attention_type backbone dense_act_fn feed_forward_proj ff_activation
+    global_pool hidden_act hidden_activation layer_type model_type rope_type type
   """,
   Texts: "architectures layer_types out_features",
   dict: """
-    attn_config backbone_config full_attention id2label rope_parameters rope_scaling sliding_attention text_config
-    vision_config
+    attn_config backbone_config full_attention id2label model_args pretrained_cfg rope_parameters rope_scaling
+    sliding_attention text_config vision_config
   """,
 }
 KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
-_SECTIONS = set(_NAMES[dict].split()) - {"id2label"}
+_SECTIONS = set(_NAMES[dict].split()) - {"id2label", "pretrained_cfg"}
 # Counts of units with tensors of their own: there are no more units than tensors.
 _COUNTS = set(
   """
-  decoder_layers decoder_num_hidden_layers depths encoder_layers n_layer n_layers num_decoder_layers num_experts
+  decoder_layers decoder_num_hidden_layers depth depths encoder_layers n_layer n_layers num_decoder_layers num_experts
   num_hidden_layers num_layers num_local_experts
   """.split()
 )

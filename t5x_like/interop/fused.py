@@ -25,14 +25,18 @@ def conv1d_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
     )
 
 
-def stacked_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
-  """Map [3 N H, in]: all queries, all keys, all values (MPT)."""
-  for their_name, name in _held(m, ours):
+def stacked(m: Mapping, theirs: str, ours: str, *index: int, parts: tuple[str, ...] = QKV, join: str = ".") -> None:
+  """Map [3 N H, in]: all queries, all keys, all values (MPT, timm's ViT); or several layers of other names.
+
+  Args:
+    join: the character between `theirs` and "weight" or "bias".
+  """
+  for their_name, name in _held(m, f"{ours}/{parts[0]}"):
     m.fused(
-      f"{theirs}.{their_name}",
-      [f"{ours}/{part}/{name}" for part in QKV],
+      f"{theirs}{join}{their_name}",
+      [f"{ours}/{part}/{name}" for part in parts],
       *index,
-      split=lambda x: [part.T for part in np.split(x, 3)],
+      split=lambda x: [part.T for part in np.split(x, len(parts))],
       join=lambda xs: np.concatenate([x.T for x in xs]),
     )
 
@@ -49,10 +53,10 @@ def grouped_qkv(m: Mapping, theirs: str, ours: str, *index: int, heads: int, kv_
     parts = [x.T.reshape(kv_heads, n, -1, *x.shape[:-1]) for x, n in zip(xs, (group, 1, 1), strict=True)]
     return np.concatenate(parts, axis=1).reshape(-1, *xs[0].shape[:-1])
 
-  for their_name, name in _held(m, ours):
+  for their_name, name in _held(m, f"{ours}/query"):
     m.fused(f"{theirs}.{their_name}", [f"{ours}/{part}/{name}" for part in QKV], *index, split=split, join=join)
 
 
 def _held(m: Mapping, ours: str) -> list[tuple[str, str]]:
-  biased = f"{ours}/query/bias" in m.names
+  biased = f"{ours}/bias" in m.names
   return [("weight", "kernel")] + ([("bias", "bias")] if biased else [])

@@ -1,4 +1,4 @@
-"""Hugging Face model directories: `load(path) -> model` and `save(model, path)`.
+"""Hugging Face model directories, timm's among them: `load(path) -> model` and `save(model, path)`.
 
 A directory holds `config.json` and `model.safetensors`, or several files and `model.safetensors.index.json`. Tensors
 are read and written one at a time; pickles are never opened. The known families are the modules of `interop/families`.
@@ -11,6 +11,7 @@ import json
 import math
 import pathlib
 import pkgutil
+import re
 import shutil
 from collections.abc import Sequence
 
@@ -117,9 +118,15 @@ def _read(directory: pathlib.Path):
   return text, files, model_class, arguments
 
 
+def type_of(values: dict):
+  """Return a config's `model_type`; of a config of timm, "timm/" and the first word of its architecture."""
+  known = values.get("architecture") if "model_type" not in values else None
+  return f"timm/{re.match('[a-z]*', known)[0]}" if isinstance(known, str) else values.get("model_type")
+
+
 def _opened(values: dict, directory: pathlib.Path):
   """Return (family, files) of a directory with the values of its config."""
-  family = _family(values.get("model_type"), f"{directory}/config.json")
+  family = _family(type_of(values), f"{directory}/config.json")
   return family, Files(directory, getattr(family, "renamed", str))
 
 
@@ -150,13 +157,13 @@ def save(model: nnx.Module, path: str, *, dtype: str | None = None, labels: Sequ
   directory = pathlib.Path(path)
   origin = getattr(model, "origin", None)
   old = json.loads(origin.config) if origin else {}
-  family, config = _config_of(model, old.get("model_type"))
+  family, config = _config_of(model, type_of(old))
   dtype = dtype or (origin.dtype if origin else "float32")
   config["dtype"] = dtype
   mapping = Mapping(model)
   family.tensors(mapping)
   same = False
-  if old.get("model_type") == config["model_type"]:
+  if type_of(old) == type_of(config):
     names = {t.name for t in mapping.tensors}
     same = family.build(Fields(old, f"{origin.path}/config.json"), names)[1]["variant"] == model.variant
     config = (config | old if same else old | config) | {"dtype": dtype}

@@ -15,11 +15,12 @@ from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions.sinusoidal_2d import table_of
 from t5x_like.nn.positions import Position
 
+POOLER = "pooler.dense.weight"  # of a body
 ATTENTION = ("attention.query", "attention.key", "attention.value", "output.dense")
 
 
-def build(fields: Fields, base: ImageVariant, **changes) -> ImageVariant:
-  """Return the variant of a config with ViT's fields; `changes` apply to the base."""
+def build(fields: Fields, base: ImageVariant, mlp: int | None = None, **changes) -> ImageVariant:
+  """Return the variant of a config with ViT's fields; `changes` apply to the base, `mlp` is computed from others."""
   fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "encoder_stride", "pooler_act")
   fields.ignore("pooler_output_size", "layer_norm_type", "image_mean", "image_std")
   biases = fields.choose("qkv_bias", {True: ("qkv", "out", "mlp"), False: ("out", "mlp")}, True)
@@ -33,7 +34,7 @@ def build(fields: Fields, base: ImageVariant, **changes) -> ImageVariant:
   )
   return dataclasses.replace(
     base,
-    dims=Dims(D, N, N, D // N, fields.take("intermediate_size"), fields.take("num_hidden_layers")),
+    dims=Dims(D, N, N, D // N, mlp or fields.take("intermediate_size"), fields.take("num_hidden_layers")),
     design=design,
     patch=side(fields, "patch_size", 16),
     resolution=side(fields, "image_size", 224),
@@ -56,9 +57,12 @@ def labels_of(fields: Fields) -> int:
   return len(fields.values.get("id2label") or {}) or fields.values.get("num_labels") or 2
 
 
-def config(model, model_type: str, positions: tuple[str, ...] = ("learned_1d",)) -> dict:
+def config(model, model_type: str, positions=("learned_1d",), layer_scale: float | None = None, gated=False) -> dict:
   """Return ViT's fields of a model, except the fields of its classes.
 
+  Args:
+    positions, layer_scale: the supported fields of the design.
+    gated: whether its activation is SwiGLU instead of one that the library names.
   Raises:
     UserError: the type cannot express a field of the design; names it.
   """
@@ -68,13 +72,14 @@ def config(model, model_type: str, positions: tuple[str, ...] = ("learned_1d",))
     norm="layernorm",
     norm_position="pre",
     parallel="no",
+    layer_scale=layer_scale,
     biases=[("qkv", "out", "mlp"), ("out", "mlp")],
     qk_norm=False,
     attention_scale=None,
     softcap=None,
     windows=(None,),
     experts=None,
-    activation=list(ACTIVATIONS.values()),
+    activation="swiglu" if gated else list(ACTIVATIONS.values()),
     position=list(positions),
     embed_scale=False,
     embed_norm=False,
@@ -88,13 +93,52 @@ def config(model, model_type: str, positions: tuple[str, ...] = ("learned_1d",))
     "num_hidden_layers": dims.layers,
     "num_attention_heads": dims.heads,
     "intermediate_size": dims.mlp,
-    "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == design.activation),
+    "hidden_act": next((theirs for theirs, ours in ACTIVATIONS.items() if ours == design.activation), "gelu"),
     "layer_norm_eps": design.norm_epsilon,
     "qkv_bias": "qkv" in design.biases,
     "image_size": variant.resolution,
     "patch_size": variant.patch,
     "num_channels": variant.channels,
   }
+
+
+def head(fields: Fields, classifier: str, body: str, pooler: str | bool = False, **arguments) -> dict:
+  """Return the head of a config, by its class, the first of `architectures`.
+
+  Args:
+    classifier, body: the names of the classes with and without a classifier; the first is the default.
+    pooler: the pooler of the body, if it has one.
+    arguments: of both heads.
+  Raises:
+    UserError: the class is neither.
+  """
+  found = (fields.values.get("architectures") or [classifier])[0]
+  if found == body:
+    return {"name": "image_features"} | ({"pooler": pooler} if pooler else {}) | arguments
+  if found != classifier:
+    raise fields.refusal("architectures", found, f"{classifier} or {body}")
+  return {"name": "image_classification", "labels": labels_of(fields)} | arguments
+
+
+def head_fields(model, model_type: str, classifier: str, body: str, poolers=("none",), **expected) -> dict:
+  """Return the fields of the class and of its labels, as `head` reads them.
+
+  Args:
+    poolers: the poolers that the body may have.
+    expected: other values than usual of the classifier's `pooling`, `hidden` and `norm`.
+  Raises:
+    UserError: the type has no such head.
+  """
+  spec = model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
+  usual = {"pooling": "token" if model.variant.class_tokens else "mean", "hidden": False, "norm": "before"}
+  differ = [key for key, value in usual.items() if (spec.get(key) or value) != expected.get(key, value)]
+  natural = spec.get("pooling") in (None, usual["pooling"])
+  if spec["name"] == "image_features" and spec.get("pooler", "none") in poolers and natural:
+    return {"architectures": [body]}
+  if spec["name"] != "image_classification" or differ:
+    has = ", ".join(f"{key} {value!r}" for key, value in (usual | expected).items())
+    raise UserError(f"the head {model.variant.head!r}: {model_type} has 'image_classification' with {has}")
+  return {"architectures": [classifier]} | label_fields(spec.get("labels", 1000))
 
 
 def label_fields(labels: int) -> dict:
@@ -110,24 +154,36 @@ def tensors(m: Mapping, prefix: str, tokens: tuple[str, ...]) -> None:
     prefix: the prefix of the body's tensors, "vit." or empty.
     tokens: the names of the tokens before the patches.
   """
-  patches(m, f"{prefix}embeddings.patch_embeddings.projection")
-  for number, token in enumerate(tokens):
-    m.fused(f"{prefix}embeddings.{token}", ["tokens"], number, split=lambda x: [x.reshape(-1)], join=leading(2))
-  positions(m, f"{prefix}embeddings.position_embeddings", "inputs", m.model.inputs.position)
+  embeddings(m, prefix, tokens)
   layers(m, f"{prefix}encoder.layer", "encoder", m.model.variant.dims.layers)
   m.norm(f"{prefix}layernorm", "encoder/final_norm")
 
 
-def patches(m: Mapping, theirs: str) -> None:
-  """Map the projection of patches, which is a convolution in the library."""
-  P, C = m.model.variant.patch, m.model.variant.channels
+def embeddings(m: Mapping, prefix: str, tokens: tuple[str, ...]) -> None:
+  """Map patches, tokens and positions; see `tensors`."""
+  patches(m, f"{prefix}embeddings.patch_embeddings.projection")
+  for number, token in enumerate(tokens):
+    m.fused(f"{prefix}embeddings.{token}", ["tokens"], number, split=lambda x: [x.reshape(-1)], join=leading(2))
+  positions(m, f"{prefix}embeddings.position_embeddings", "inputs", m.model.inputs.position)
+
+
+def patches(m: Mapping, theirs: str, ours: str = "", variant: ImageVariant | None = None) -> None:
+  """Map the projection of patches, which is a convolution in the library.
+
+  Args:
+    ours: the prefix of the image encoder's parameters.
+    variant: its variant; None for the model's.
+  """
+  variant = variant or m.model.variant
+  P, C = variant.patch, variant.channels
   m.fused(
     f"{theirs}.weight",
-    ["patches/kernel"],
+    [f"{ours}patches/kernel"],
     split=lambda x: [x.transpose(2, 3, 1, 0).reshape(P * P * C, -1)],
     join=lambda xs: xs[0].reshape(P, P, C, -1).transpose(3, 2, 0, 1),
   )
-  m.copy(f"{theirs}.bias", "patches/bias")
+  if f"{ours}patches/bias" in m.names:
+    m.copy(f"{theirs}.bias", f"{ours}patches/bias")
 
 
 def positions(m: Mapping, theirs: str, ours: str, scheme: Position) -> None:
@@ -136,6 +192,14 @@ def positions(m: Mapping, theirs: str, ours: str, scheme: Position) -> None:
     m.fused(theirs, [f"{ours}/position/table"], split=lambda x: [x[0]], join=leading(1))
   else:
     m.fused(theirs, [], split=lambda x: [], join=lambda _: table_of(scheme.width, scheme.grid)[None])
+
+
+def pooler(m: Mapping, prefix: str) -> None:
+  """Map the pooler of a body; a classifier does not read it."""
+  if "head/dense/kernel" in m.names:
+    m.linear("pooler.dense", "head/dense")
+  else:
+    m.unread = tuple(f"{prefix}pooler.dense.{end}" for end in ("weight", "bias"))
 
 
 def layers(m: Mapping, theirs: str, ours: str, number: int) -> None:

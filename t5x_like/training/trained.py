@@ -116,7 +116,7 @@ def opened(workdir: str, flag: str) -> tuple[dict[str, Any], Any]:
 
 def _look(workdir: str, flag: str) -> tuple[dict[str, Any] | None, Any]:
   saved = workdirs.read(workdir)
-  if saved is not None and "model_type" not in saved:
+  if saved is not None and not {"model_type", "architecture"} & saved.keys():
     return saved, None
   published = slots.module("published", "t5x_like.interop").find(str(workdir), flag)
   return published and published.identity, published

@@ -1,5 +1,6 @@
 """Classification of images."""
 
+import dataclasses
 from typing import Literal
 
 import jax
@@ -13,13 +14,49 @@ from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import Identity, LayerNorm
 from t5x_like.slots import Positive
 
+Pooling = Literal["token", "mean", "both"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooled:
+  """A function from the last hidden states [B, E + T, D] to the features [B, W] of an image.
+
+  Attributes:
+    pooling: the class "token", the "mean" of the patches, or "both", one beside the other.
+    extra: the number E of class tokens.
+  """
+
+  pooling: Pooling
+  extra: int
+
+  @classmethod
+  def of(cls, pooling: Pooling | None, variant) -> "Pooled":
+    """Return the pooling of a variant; None is the class token if the model has one, else the mean.
+
+    Raises:
+      UserError: the model has no class token to read.
+    """
+    pooling = pooling or ("token" if variant.class_tokens else "mean")
+    if pooling != "mean" and not variant.class_tokens:
+      raise UserError(f"config.model.head.pooling: found {pooling!r}, but the model has no such token; expected 'mean'")
+    return cls(pooling, variant.class_tokens)
+
+  def width(self, D: int) -> int:
+    return 2 * D if self.pooling == "both" else D
+
+  def __call__(self, x_BTD: jax.Array) -> jax.Array:
+    token_BD, mean_BD = x_BTD[:, 0], jnp.mean(x_BTD[:, self.extra :], axis=1)
+    if self.pooling == "both":
+      return jnp.concatenate([token_BD, mean_BD], axis=-1)
+    return token_BD if self.pooling == "token" else mean_BD
+
 
 class ImageClassifier(nnx.Module):
   """Logits [B, labels], from the class token or the mean of the patches; they start at 0 (Dosovitskiy et al. 2021).
 
   Args:
     labels: the number of classes.
-    pooling: classify the class "token" or the "mean" of the patches; None is the class token if the model has one.
+    pooling: see `Pooled`; DINOv2 classifies "both".
     hidden: precede the classifier by a tanh layer as wide as the stack, as in the paper's pretraining.
     norm: place of the last norm: "before" pooling, the encoder's own; "after" pooling, a new LayerNorm instead, as
       MAE's code fine-tunes; or "both". On frozen features of a masked autoencoder the second norm replaces the batch
@@ -33,24 +70,18 @@ class ImageClassifier(nnx.Module):
     dropout_rate: float,
     *,
     labels: Positive = 1000,
-    pooling: Literal["token", "mean"] | None = None,
+    pooling: Pooling | None = None,
     hidden: bool = False,
     norm: Literal["before", "after", "both"] = "before",
   ):
-    D, self.extra = variant.dims.embed, variant.class_tokens
-    self.pooling = pooling or ("token" if self.extra else "mean")
-    if self.pooling == "token" and not self.extra:
-      raise UserError("config.model.head.pooling: found 'token', but the model has none; expected 'mean'")
+    self.pooled = Pooled.of(pooling, variant)
+    D = self.pooled.width(variant.dims.embed)
     kernel_init = variant.design.kernel_init(D)
     self.norm_before = norm != "after"
     self.norm = Identity() if norm == "before" else LayerNorm(D, rngs, epsilon=1e-6)
     self.hidden = Linear((D, D), ("embed", None), kernel_init, rngs, bias=True) if hidden else None
     self.out = Linear((D, labels), ("embed", None), params.zeros, rngs, bias=True)
     self.dropout_rate = dropout_rate
-
-  def pooled(self, x_BTD: jax.Array) -> jax.Array:
-    """Return the pooled features, [B, D]."""
-    return x_BTD[:, 0] if self.pooling == "token" else jnp.mean(x_BTD[:, self.extra :], axis=1)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
     x_BD = self.norm(self.pooled(x_BTD))

@@ -8,7 +8,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.encoders import special
 from t5x_like.interop.fields import Fields
-from t5x_like.interop.fused import stacked_qkv
+from t5x_like.interop.fused import stacked
 from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import modernbert
@@ -138,7 +138,7 @@ def tensors(m: Mapping) -> None:
     attention, mlp = (f"encoder/blocks/{name}{suffix}" for name in ("self_attention", "mlp"))
     if f"{attention}/in_norm/scale" in m.names:
       m.norm(f"{theirs}.attn_norm", f"{attention}/in_norm", at)
-    stacked_qkv(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
+    stacked(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
     m.linear(f"{theirs}.attn.Wo", f"{attention}/layer/out", at)
     m.norm(f"{theirs}.mlp_norm", f"{mlp}/in_norm", at)
     m.fused(

@@ -84,7 +84,7 @@ def tensors(m: Mapping) -> None:
     theirs, attention, mlp = f"transformer.blocks.{layer}", "decoder/blocks/self_attention", "decoder/blocks/mlp"
     m.norm(f"{theirs}.norm_1", f"{attention}/in_norm", at)
     m.norm(f"{theirs}.norm_2", f"{mlp}/in_norm", at)
-    fused.stacked_qkv(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
+    fused.stacked(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
     m.linear(f"{theirs}.attn.out_proj", f"{attention}/layer/out", at)
     m.linear(f"{theirs}.ffn.up_proj", f"{mlp}/layer/wi", at)
     m.linear(f"{theirs}.ffn.down_proj", f"{mlp}/layer/wo", at)

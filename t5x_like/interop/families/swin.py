@@ -7,7 +7,6 @@ from t5x_like.architectures.window_encoder import WindowVariant
 from t5x_like.errors import UserError
 from t5x_like.interop import images
 from t5x_like.interop.encoders import ACTIVATIONS
-from t5x_like.interop.families import vit
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
@@ -22,12 +21,16 @@ ATTENTION = ("self.query", "self.key", "self.value", "output.dense")
 
 
 def build(fields: Fields, names: set[str]):
-  fields.only("architectures", ["SwinForImageClassification"])
-  return swin.Model, {"variant": variant(fields, swin.VARIANTS["swin-t"], BIASED)}
+  return swin.Model, {"variant": variant(fields, swin.VARIANTS["swin-t"], BIASED, "Swin")}
 
 
-def variant(fields: Fields, base: WindowVariant, biased: str, **changes) -> WindowVariant:
-  """Return the variant of a config; `biased` is the entry of `design.biases` for `qkv_bias`."""
+def variant(fields: Fields, base: WindowVariant, biased: str, classes: str, **changes) -> WindowVariant:
+  """Return the variant of a config.
+
+  Args:
+    biased: the entry of `design.biases` for `qkv_bias`.
+    classes: the prefix of its class names.
+  """
   fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate", "encoder_stride", "path_norm")
   fields.ignore("num_layers", "hidden_size", "out_features", "out_indices", "stage_names")
   design = replace(
@@ -48,7 +51,7 @@ def variant(fields: Fields, base: WindowVariant, biased: str, **changes) -> Wind
     window=fields.take("window_size", 7),
     patch_position=fields.choose("use_absolute_embeddings", {True: "learned_1d", False: "none"}, False),
     mlp_ratio=fields.take("mlp_ratio", 4.0),
-    head={"name": "image_classification", "labels": images.labels_of(fields)},
+    head=images.head(fields, f"{classes}ForImageClassification", f"{classes}Model"),
     **changes,
   )
 
@@ -58,12 +61,12 @@ def config(model, model_type: str | None) -> dict:
   if smallest < model.variant.window:
     found = f"the last stage has {smallest} x {smallest} tokens"
     raise UserError(f"{found}, fewer than a window of {model.variant.window}, with which the library's swin fails")
-  fields = common(model, "swin", BIASED, norm_position="pre", attention_scale=None, position="relative_2d")
-  return {"architectures": ["SwinForImageClassification"]} | fields
+  design = dict(norm_position="pre", attention_scale=None, position="relative_2d")
+  return common(model, "swin", BIASED, "Swin", **design)
 
 
-def common(model, model_type: str, biased: str, **design) -> dict:
-  """Return the fields of a model; `design` has the values required by the model type.
+def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
+  """Return the fields of a model; `design` has the values required by the model type. For the rest, see `variant`.
 
   Raises:
     UserError: the type cannot express a field of the design; names it.
@@ -83,14 +86,14 @@ def common(model, model_type: str, biased: str, **design) -> dict:
     core=[*EXACT],
     **design,
   )
-  variant, labels = model.variant, vit.classifier(model, model_type)
+  variant = model.variant
   if variant.patch_position not in ABSOLUTE:
     found = f"config.model.patch_position: found {variant.patch_position!r}"
     raise UserError(f"{found}; this model type supports only {' or '.join(map(repr, ABSOLUTE))}")
   if variant.patch_position != "none" and variant.resolution % variant.patch:
     found = f"config.model.resolution: found {variant.resolution}, no multiple of the patch's {variant.patch}"
     raise UserError(f"{found}; with positions at the patches this model type supports only multiples")
-  return {
+  return images.head_fields(model, model_type, f"{classes}ForImageClassification", f"{classes}Model") | {
     "model_type": model_type,
     "embed_dim": variant.embed,
     "depths": list(variant.depths),
@@ -104,7 +107,7 @@ def common(model, model_type: str, biased: str, **design) -> dict:
     "image_size": variant.resolution,
     "patch_size": variant.patch,
     "num_channels": variant.channels,
-  } | images.label_fields(labels)
+  }
 
 
 def tensors(m: Mapping) -> None:
@@ -119,10 +122,12 @@ def body(m: Mapping, prefix: str, norm: str, attention: Callable[[str, str, int]
   """Map all tensors.
 
   Args:
-    prefix: the prefix of the body's tensors.
+    prefix: the prefix of the body's tensors behind a classifier.
     norm: the name of the sublayers' norm.
     attention: maps attention's tensors besides its projections, given their layer, our sublayer and its index.
   """
+  classifies = "head/out/kernel" in m.names
+  prefix = prefix if classifies else ""
   images.patches(m, f"{prefix}embeddings.patch_embeddings.projection")
   m.norm(f"{prefix}embeddings.norm", "inputs/norm")
   if m.model.variant.patch_position != "none":
@@ -146,5 +151,6 @@ def body(m: Mapping, prefix: str, norm: str, attention: Callable[[str, str, int]
       m.linear(f"{before}.reduction", f"{stage}/entry/linear")
       m.norm(f"{before}.norm", f"{stage}/entry/norm")
   m.norm(f"{prefix}layernorm", "final_norm")
-  m.linear("classifier", "head/out")
+  if classifies:
+    m.linear("classifier", "head/out")
   m.ignored = ("relative_position_index", "relative_coords_table")

@@ -11,17 +11,16 @@ BIASED = "qv"
 
 
 def build(fields: Fields, names: set[str]):
-  fields.only("architectures", ["Swinv2ForImageClassification"])
   pretrained = tuple(fields.take("pretrained_window_sizes", ()))
   pretrained = pretrained if any(pretrained) else ()
   base = swin_v2.VARIANTS["swin-v2-t"]
-  return swin_v2.Model, {"variant": swin.variant(fields, base, BIASED, pretrained_windows=pretrained)}
+  return swin_v2.Model, {"variant": swin.variant(fields, base, BIASED, "Swinv2", pretrained_windows=pretrained)}
 
 
 def config(model, model_type: str | None) -> dict:
-  fields = swin.common(model, "swinv2", BIASED, norm_position="res_post", attention_scale="cosine", position="log_cpb")
+  design = dict(norm_position="res_post", attention_scale="cosine", position="log_cpb")
   pretrained = model.variant.pretrained_windows or [0] * len(model.variant.depths)
-  return {"architectures": ["Swinv2ForImageClassification"]} | fields | {"pretrained_window_sizes": list(pretrained)}
+  return swin.common(model, "swinv2", BIASED, "Swinv2", **design) | {"pretrained_window_sizes": list(pretrained)}
 
 
 def tensors(m: Mapping) -> None:

@@ -1,4 +1,4 @@
-"""ViT, as an image classifier."""
+"""ViT, as an image classifier or without a head."""
 
 from t5x_like.errors import UserError
 from t5x_like.interop import images
@@ -8,32 +8,26 @@ from t5x_like.models import vit
 
 MODEL_TYPES = ("vit",)
 MODELS = (vit.Model,)
+CLASSIFIER, BODY = "ViTForImageClassification", "ViTModel"
 
 
 def build(fields: Fields, names: set[str]):
-  fields.only("architectures", ["ViTForImageClassification"])
-  head = {"name": "image_classification", "labels": images.labels_of(fields)}
+  head = images.head(fields, CLASSIFIER, BODY, images.POOLER in names and "dense")
   return vit.Model, {"variant": images.build(fields, vit.VARIANTS["vit-b16"], class_tokens=1, head=head)}
 
 
 def config(model, model_type: str | None) -> dict:
-  labels = classifier(model, "vit")
-  if model.variant.class_tokens != 1:
-    raise UserError(f"class_tokens is {model.variant.class_tokens}; vit has 1")
-  return {"architectures": ["ViTForImageClassification"]} | images.config(model, "vit") | images.label_fields(labels)
-
-
-def classifier(model, model_type: str) -> int:
-  """Return the number of classes of a model that classifies its class token; raise UserError for another head."""
-  head = model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
-  plain = head["name"] == "image_classification" and head.get("pooling") in (None, "token")
-  plain = plain and not head.get("hidden") and not head.get("norm")
-  if not plain:
-    raise UserError(f"the head {model.variant.head!r}: {model_type} has 'image_classification' of the class token")
-  return head.get("labels", 1000)
+  fields = images.head_fields(model, "vit", CLASSIFIER, BODY, poolers=("none", "dense"))
+  if model.variant.class_tokens != 1 or model.variant.registers:
+    found = f"class_tokens is {model.variant.class_tokens}, registers {model.variant.registers}"
+    raise UserError(f"{found}; vit has 1 and 0")
+  return fields | images.config(model, "vit")
 
 
 def tensors(m: Mapping) -> None:
-  images.tensors(m, "vit.", ("cls_token",))
-  m.linear("classifier", "head/out")
-  m.unread = ("vit.pooler.dense.weight", "vit.pooler.dense.bias")
+  classifies = "head/out/kernel" in m.names
+  prefix = "vit." if classifies else ""
+  images.tensors(m, prefix, ("cls_token",))
+  if classifies:
+    m.linear("classifier", "head/out")
+  images.pooler(m, prefix)

@@ -1,0 +1,111 @@
+"""Plain ViTs of timm, with its names, and with its sizes unless `model_args` has others."""
+
+import re
+from dataclasses import replace
+
+from t5x_like.errors import UserError
+from t5x_like.interop import fused, images, timm
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import vit
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("timm/vit",)
+MODELS = (vit.Model,)
+SIZES = {  # width, layers, heads
+  "tiny": (192, 12, 3),
+  "small": (384, 12, 6),
+  "base": (768, 12, 12),
+  "large": (1024, 24, 16),
+  "huge": (1280, 32, 16),
+}
+_NAME = re.compile(rf"vit_({'|'.join(SIZES)})_patch(\d+)_(\d+)(?:_in21k)?")
+_HEADS = {  # whether it classifies, and the pooling
+  (True, "token"): {"name": "image_classification", "pooling": "token"},
+  (True, "avg"): {"name": "image_classification", "pooling": "mean", "norm": "after"},
+  (False, "token"): {"name": "image_features", "pooling": "token"},
+  (False, "avg"): {"name": "image_features", "pooling": "mean", "pooler": "norm"},
+}
+
+
+def build(fields: Fields, names: set[str]):
+  name = _NAME.fullmatch(fields.values["architecture"])
+  if not name:
+    raise fields.refusal("architecture", fields.values["architecture"], "a name like vit_base_patch16_224")
+  width, layers, heads = SIZES[name[1]]
+  given = timm.arguments(fields)
+  given.only("reg_tokens", 0)
+  given.only("no_embed_class", False)
+  labels, pooling = timm.labels_of(fields), fields.values.get("global_pool") or "token"
+  given.only("global_pool", pooling)
+  if (labels > 0, pooling) not in _HEADS:
+    raise fields.refusal("global_pool", pooling, "'token' or 'avg'")
+  D, N = given.take("embed_dim", width), given.take("num_heads", heads)
+  biases = given.choose("qkv_bias", {True: ("qkv", "out", "mlp"), False: ("out", "mlp")}, True)
+  variant = replace(
+    vit.VARIANTS["vit-b16"],
+    dims=Dims(D, N, N, D // N, int(D * given.take("mlp_ratio", 4.0)), given.take("depth", layers)),
+    design=replace(vit.DESIGN, biases=biases, layer_scale=given.take("init_values", 0.0) or None),
+    patch=images.side(given, "patch_size", int(name[2])),
+    resolution=images.side(given, "img_size", timm.resolution_of(fields, int(name[3]))),
+    channels=given.take("in_chans", 3),
+    class_tokens=int(given.choose("class_token", {True: True, False: False}, True)),
+    head=_HEADS[labels > 0, pooling] | ({"labels": labels} if labels else {}),
+  )
+  given.finish()
+  return vit.Model, {"variant": variant}
+
+
+def config(model, model_type: str | None) -> dict:
+  variant, dims = model.variant, model.variant.dims
+  spec = variant.head if isinstance(variant.head, dict) else {"name": variant.head}
+  usual = {"pooling": "token" if variant.class_tokens else "mean", "hidden": False}
+  usual |= {"norm": "before"} if spec["name"] == "image_classification" else {"pooler": "none"}
+  meant = {key: spec.get(key) or value for key, value in usual.items()} | {"name": spec["name"]}
+  found = next((key for key, head in _HEADS.items() if {**meant, **head} == meant and not meant["hidden"]), None)
+  if found is None or variant.registers or variant.class_tokens > 1:
+    told = f"the head {spec}, {variant.class_tokens} class tokens and {variant.registers} registers"
+    raise UserError(f"{told}: timm's vit has 'image_classification' or 'image_features', at most 1 and 0")
+  fields = images.config(model, "timm's vit", layer_scale=variant.design.layer_scale)
+  if (fields["layer_norm_eps"], fields["hidden_act"]) != (1e-6, "gelu"):
+    found = f"design.norm_epsilon is {fields['layer_norm_eps']}, activation {fields['hidden_act']}"
+    raise UserError(f"{found}: timm's vit has 1e-6 and gelu")
+  return timm.config(
+    "vit_base_patch16_224",  # which `model_args` change
+    "head",
+    dims.embed,
+    spec.get("labels", 1000) if found[0] else 0,
+    found[1],
+    (variant.channels, variant.resolution, variant.resolution),
+    img_size=variant.resolution,
+    patch_size=variant.patch,
+    embed_dim=dims.embed,
+    depth=dims.layers,
+    num_heads=dims.heads,
+    mlp_ratio=dims.mlp / dims.embed,
+    qkv_bias=fields["qkv_bias"],
+    init_values=variant.design.layer_scale,
+    class_token=bool(variant.class_tokens),
+  )
+
+
+def tensors(m: Mapping) -> None:
+  images.patches(m, "patch_embed.proj")
+  if m.model.variant.class_tokens:
+    m.fused("cls_token", ["tokens"], 0, split=lambda x: [x.reshape(-1)], join=images.leading(2))
+  images.positions(m, "pos_embed", "inputs", m.model.inputs.position)
+  for at in range(m.model.variant.dims.layers):
+    theirs, attention, mlp = f"blocks.{at}", *(f"encoder/blocks/{name}" for name in ("self_attention", "mlp"))
+    m.norm(f"{theirs}.norm1", f"{attention}/in_norm", at)
+    fused.stacked(m, f"{theirs}.attn.qkv", f"{attention}/layer", at)
+    m.linear(f"{theirs}.attn.proj", f"{attention}/layer/out", at)
+    m.norm(f"{theirs}.norm2", f"{mlp}/in_norm", at)
+    m.linear(f"{theirs}.mlp.fc1", f"{mlp}/layer/wi", at)
+    m.linear(f"{theirs}.mlp.fc2", f"{mlp}/layer/wo", at)
+    for number, ours in enumerate((attention, mlp), 1):
+      if f"{ours}/res_norm/scale" in m.names:
+        m.copy(f"{theirs}.ls{number}.gamma", f"{ours}/res_norm/scale", at)
+  after = "head/norm/scale" in m.names
+  m.norm("fc_norm" if after else "norm", "head/norm" if after else "encoder/final_norm")
+  if "head/out/kernel" in m.names:
+    m.linear("head", "head/out")

@@ -1,0 +1,53 @@
+"""Shared by the models of timm: their `config.json`, which names an architecture and arguments that change it."""
+
+from t5x_like.interop.fields import Fields
+
+# Fields and arguments that do not affect logits, or that stand in `model_args` too.
+_FIELDS = "architecture num_features num_classes global_pool label_names label_descriptions pretrained_cfg"
+_ARGUMENTS = """
+  drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate drop_block_rate weight_init
+  zero_init_last num_classes
+"""
+
+
+def arguments(fields: Fields) -> Fields:
+  """Return the arguments of the architecture; call their `finish`."""
+  fields.ignore(*_FIELDS.split())
+  given = fields.section("model_args")
+  given.ignore(*_ARGUMENTS.split())
+  return given
+
+
+def labels_of(fields: Fields) -> int:
+  """Return the number of classes, 0 for a model without a head."""
+  given = fields.values.get("model_args") or {}
+  return given.get("num_classes", fields.values.get("num_classes", 1000))
+
+
+def resolution_of(fields: Fields, default: int) -> int:
+  """Return the side length of the images that a file of weights was made for."""
+  size = (fields.values.get("pretrained_cfg") or {}).get("input_size") or [3, default, default]
+  if not isinstance(size, list) or len(size) != 3 or size[1] != size[2] or not isinstance(size[1], int):
+    raise fields.refusal("pretrained_cfg.input_size", size, "channels, height and width, equal")
+  return size[1]
+
+
+def config(architecture: str, classifier: str, width: int, labels: int, pooling: str, size: tuple, **given) -> dict:
+  """Return the fields of a model.
+
+  Args:
+    classifier: the name of its linear layer.
+    width: width of the features.
+    labels: number of classes, 0 for a model without a head.
+    pooling: timm's name, "token" or "avg".
+    size: channels, height and width of the images.
+    given: arguments of the architecture.
+  """
+  return {
+    "architecture": architecture,
+    "num_classes": labels,
+    "num_features": width,
+    "global_pool": pooling,
+    "model_args": given | {"in_chans": size[0], "num_classes": labels, "global_pool": pooling},
+    "pretrained_cfg": {"input_size": list(size), "num_classes": labels, "classifier": classifier},
+  }
