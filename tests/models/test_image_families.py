@@ -60,6 +60,7 @@ CASES += [dataclasses.replace(HYBRID, name="vit:hybrid")]
 LATER = (
   "swin_v2:",
   "mvit",
+  "dinov2:",
   "vit:log_cpb",
   "vit:decomposed_2d",
   "vit:none",

@@ -126,6 +126,14 @@ SIZES = [
   ("clip", "clip-b16", 149_620_737, 0),
   ("clip", "clip-l14", 427_616_513, 0),
   ("clip", "clip-l14-336", 427_944_193, 0),
+  ("dinov2", "dinov2-s14", 22_056_576 - 384 + 769_000, 0),  # Dinov2Model less its mask token; and a classifier of both
+  ("dinov2", "dinov2-b14", 86_580_480 - 768 + 1_537_000, 0),
+  ("dinov2", "dinov2-l14", 304_368_640 - 1_024 + 2_049_000, 0),
+  ("dinov2", "dinov2-g14", 1_136_480_768 - 1_536 + 3_073_000, 0),
+  ("dinov2", "dinov2-s14-registers", 22_058_112 - 384 + 769_000, 0),
+  ("siglip", "siglip-b16", 203_155_970, 0),  # the published checkpoints
+  ("siglip", "siglip-l16-256", 652_150_786, 0),
+  ("siglip", "siglip-so400m", 877_960_498, 0),
   ("basic", "basic-s", (25 + 108) * M, 0.02),  # Pham et al. 2021, image and text
   ("basic", "basic-m", (168 + 184) * M, 0.01),
   ("basic", "basic-l", (2.4 + 0.67) * B, 0.02),

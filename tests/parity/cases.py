@@ -225,7 +225,18 @@ CASES |= {
   "vit-grey": Case("ViTForImageClassification", "ViTConfig", VIT | GREY, "image"),
   "deit": Case("DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT, "image", outputs=TEACHER),
   "deit-plain": Case("DeiTForImageClassification", "DeiTConfig", VIT | dict(num_labels=3), "image"),
+  "vit-body": Case("ViTModel", "ViTConfig", VIT, "image", **POOLED),
   "vit-mae": Case("ViTMAEForPreTraining", "ViTMAEConfig", VIT | MAE, "image"),
+}
+DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | dict(mlp_ratio=2)
+CASES |= {
+  "dinov2": Case("Dinov2ForImageClassification", "Dinov2Config", DINO, "image"),
+  "dinov2-registers": Case(
+    "Dinov2WithRegistersForImageClassification",
+    "Dinov2WithRegistersConfig",
+    DINO | dict(num_register_tokens=3, use_swiglu_ffn=True, qkv_bias=False),
+    "image",
+  ),
 }
 CLIP_TEXT = dict(
   vocab_size=VOCAB,
@@ -252,6 +263,10 @@ CASES |= {
   "clip": _clip({}, {}),
   "clip-published": _clip(PUBLISHED, dict(image_size=14, patch_size=7, num_channels=1), rows=5, length=9),
 }
+SIGNED = dict(
+  text_config=CLIP_TEXT | dict(hidden_size=16, num_attention_heads=4), vision_config=CLIP_IMAGE | dict(image_size=16)
+)
+CASES |= {"siglip": Case("SiglipModel", "SiglipConfig", SIGNED, "image_text", length=13, **EMBEDDED)}
 RESNET = dict(model_type="resnet", embedding_size=8, hidden_sizes=[16, 24, 24, 32], depths=[1, 2, 1, 1])
 BASIC = dict(model_type="resnet", embedding_size=4, hidden_sizes=[8, 12], depths=[2, 1], layer_type="basic")
 DETR = dict(

@@ -1,0 +1,91 @@
+"""DINOv2, with and without registers, as an image classifier or without a head."""
+
+from dataclasses import replace
+
+from t5x_like.architectures.image_encoder import ImageVariant
+from t5x_like.errors import UserError
+from t5x_like.interop import fused, images
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import dinov2
+
+PLAIN, REGISTERS = "dinov2", "dinov2_with_registers"
+MODEL_TYPES = (PLAIN, REGISTERS)
+MODELS = (dinov2.Model,)
+CLASSES = {PLAIN: "Dinov2", REGISTERS: "Dinov2WithRegisters"}
+_WITHOUT_EFFECT = """
+  drop_path_rate use_mask_token reshape_hidden_states out_features out_indices stage_names _out_features _out_indices
+"""
+
+
+def build(fields: Fields, names: set[str]):
+  model_type = fields.values["model_type"]
+  body = f"{CLASSES[model_type]}Model"
+  head = images.head(fields, f"{CLASSES[model_type]}ForImageClassification", body)
+  if head["name"] == "image_classification":
+    head["pooling"] = "both"
+  fields.ignore(*_WITHOUT_EFFECT.split())
+  fields.only("apply_layernorm", True)
+  registers = fields.take("num_register_tokens", 4) if model_type == REGISTERS else 0
+  D, ratio = fields.take("hidden_size", 768), fields.take("mlp_ratio", 4)
+  gated = fields.choose("use_swiglu_ffn", {True: True, False: False}, False)
+  variant = images.build(
+    fields,
+    dinov2.VARIANTS["dinov2-b14"],
+    mlp=_gated(int(D * ratio)) if gated else int(D * ratio),
+    class_tokens=1,
+    registers=registers,
+    head=head,
+  )
+  scale = fields.take("layerscale_value", 1.0)
+  design = replace(variant.design, layer_scale=float(scale))
+  return dinov2.Model, {"variant": replace(variant, design=replace(design, activation="swiglu") if gated else design)}
+
+
+def _gated(mlp: int) -> int:
+  """Return the width of a SwiGLU layer in place of a layer of this width: two thirds, as a multiple of 8."""
+  return (mlp * 2 // 3 + 7) // 8 * 8
+
+
+def config(model, model_type: str | None) -> dict:
+  variant: ImageVariant = model.variant
+  model_type, dims = REGISTERS if variant.registers else PLAIN, variant.dims
+  classes = CLASSES[model_type]
+  fields = images.head_fields(model, model_type, f"{classes}ForImageClassification", f"{classes}Model", pooling="both")
+  scale, gated = variant.design.layer_scale, variant.design.activation == "swiglu"
+  if variant.class_tokens != 1 or scale is None:
+    found = f"class_tokens is {variant.class_tokens}, design.layer_scale {scale}"
+    raise UserError(f"{found}; {model_type} has 1 and a number")
+  fields |= images.config(model, model_type, layer_scale=scale, gated=gated)
+  mlp = fields.pop("intermediate_size")
+  ratio = next((n for n in range(1, 17) if mlp == (_gated(n * dims.embed) if gated else n * dims.embed)), None)
+  if ratio is None:
+    raise UserError(f"{dims}: {model_type} has feed-forward layers as wide as a whole multiple of the stack's")
+  more = {"num_register_tokens": variant.registers} if variant.registers else {}
+  return fields | more | {"mlp_ratio": ratio, "layerscale_value": scale, "use_swiglu_ffn": gated}
+
+
+def tensors(m: Mapping) -> None:
+  classifies = "head/out/kernel" in m.names
+  registers = m.model.variant.registers
+  prefix = f"{REGISTERS if registers else PLAIN}." if classifies else ""
+  images.embeddings(m, prefix, ("cls_token",))
+  if registers:
+    m.fused(f"{prefix}embeddings.register_tokens", ["registers"], split=lambda x: [x[0]], join=images.leading(1))
+  for at in range(m.model.variant.dims.layers):
+    theirs, attention, mlp = f"{prefix}encoder.layer.{at}", *(f"encoder/blocks/{n}" for n in ("self_attention", "mlp"))
+    m.norm(f"{theirs}.norm1", f"{attention}/in_norm", at)
+    m.attention(f"{theirs}.attention", f"{attention}/layer", at, names=images.ATTENTION)
+    m.copy(f"{theirs}.layer_scale1.lambda1", f"{attention}/res_norm/scale", at)
+    m.norm(f"{theirs}.norm2", f"{mlp}/in_norm", at)
+    if "encoder/blocks/mlp/layer/gate/kernel" in m.names:
+      fused.stacked(m, f"{theirs}.mlp.weights_in", f"{mlp}/layer", at, parts=("gate", "wi"))
+      m.linear(f"{theirs}.mlp.weights_out", f"{mlp}/layer/wo", at)
+    else:
+      m.linear(f"{theirs}.mlp.fc1", f"{mlp}/layer/wi", at)
+      m.linear(f"{theirs}.mlp.fc2", f"{mlp}/layer/wo", at)
+    m.copy(f"{theirs}.layer_scale2.lambda1", f"{mlp}/res_norm/scale", at)
+  m.norm(f"{prefix}layernorm", "encoder/final_norm")
+  if classifies:
+    m.linear("classifier", "head/out")
+  m.unread = (f"{prefix}embeddings.mask_token",)

@@ -1,0 +1,83 @@
+"""Models of images against timm, and against `transformers` at another resolution than a file's."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+torch = pytest.importorskip("torch")  # before tensorflow, after which triton cannot be loaded
+timm = pytest.importorskip("timm")
+
+from parity import cases, reference  # noqa: E402
+from t5x_like.interop import hf  # noqa: E402
+from t5x_like.nn import params  # noqa: E402
+
+pytestmark = pytest.mark.parity
+VIT = dict(img_size=15, patch_size=3, embed_dim=16, depth=2, num_heads=4, mlp_ratio=1.5)
+TIMM = {  # architecture, arguments, side of the images
+  "vit": ("vit_tiny_patch16_224", VIT | dict(num_classes=5), 15),
+  "vit-mean": (
+    "vit_small_patch16_224",
+    VIT | dict(num_classes=3, global_pool="avg", class_token=False, init_values=1e-3, in_chans=1),
+    15,
+  ),
+  "vit-body": ("vit_base_patch32_384", VIT | dict(num_classes=0, qkv_bias=False), 15),
+}
+
+
+def made(architecture: str, arguments: dict, directory):
+  """Save a model of timm with the values of `cases.tensor`; return it as loaded from there."""
+  from timm.models import save_for_hf
+
+  save_for_hf(timm.create_model(architecture, **arguments), directory, safe_serialization=True)
+  path = directory / "model.safetensors"
+  save_file({n: cases.tensor(n, x.shape) for n, x in load_file(path).items()}, path, metadata={"format": "pt"})
+  return read(directory)
+
+
+def read(directory):
+  return timm.create_model(f"local-dir:{directory}", pretrained=True).eval()
+
+
+def run(model, image_BYXC: np.ndarray) -> np.ndarray:
+  with torch.no_grad():
+    return model(torch.tensor(image_BYXC).permute(0, 3, 1, 2)).numpy()
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm_has_the_same_logits_and_gets_the_same_files_back(name, tmp_path):
+  architecture, arguments, side = TIMM[name]
+  theirs = made(architecture, arguments, tmp_path / "theirs")
+  shape = (3, side, side, arguments.get("in_chans", 3))
+  image = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+  model, expected = hf.load(str(tmp_path / "theirs")), run(theirs, image)
+  output = "logits" if arguments["num_classes"] else "pooled"
+  got = np.asarray(jax.jit(lambda model, image: model({"image": image}))(model, image)[output])
+  distance = np.abs(got - expected).max()
+  print(f"{name}: {distance:.2e} of {np.abs(expected).max():.3g}")
+  assert got.shape == expected.shape and distance <= 1e-4
+
+  hf.save(model, str(tmp_path / "back"))
+  before, after = (load_file(tmp_path / place / "model.safetensors") for place in ("theirs", "back"))
+  same = {n: x for n, x in before.items() if not n.endswith("num_batches_tracked")}
+  assert same.keys() == after.keys() and all(np.array_equal(same[n], after[n]) for n in after)
+  assert np.array_equal(run(read(tmp_path / "back"), image), expected)
+  model.origin = dataclasses.replace(model.origin, config=json.dumps({"architecture": architecture}))
+  hf.save(model, str(tmp_path / "anew"))  # from the design alone
+  assert np.array_equal(run(read(tmp_path / "anew"), image), expected)
+
+
+@pytest.mark.parametrize("side", [9, 21])
+def test_dinov2_at_another_resolution(side, tmp_path):
+  case = cases.CASES["dinov2"]
+  theirs, model = reference.make(case, tmp_path / "theirs"), hf.load(str(tmp_path / "theirs"))
+  image = np.random.default_rng(7).standard_normal((2, side, side, 3)).astype(np.float32)
+  expected = reference.run(case, theirs, {"image": image})["logits"]
+  other = type(model)(nnx.Rngs(params=0), variant=dataclasses.replace(model.variant, resolution=side))
+  arrays, name = params.arrays(model), "inputs/position/table"
+  arrays[name] = other.inputs.position.resized(arrays[name], model.inputs.position)
+  assert np.abs(params.with_arrays(other, arrays)({"image": image})["logits"] - expected).max() <= 1e-4
