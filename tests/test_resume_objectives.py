@@ -48,7 +48,7 @@ RECIPES = {  # one of every objective, and of every way to make its examples
   "configs/vit/masked_patches.py": (),
   "configs/xlnet/base.py": (),
   "configs/clip/base.py": ("--config.objective.chunks=2",),
-  "configs/clip/siglip.py": (),
+  "configs/siglip/base.py": (),
 }
 STYLES = ("bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling")
 

@@ -31,16 +31,20 @@ class DualVariant:
   """One published size of a pair of encoders.
 
   Attributes:
-    image, text: variants of the two encoders; the image encoder's head is replaced by a projection.
+    image, text: variants of the two encoders; the image encoder's head is "attention_pool", or a projection instead of
+      any other.
     width: width of the shared space.
     reading: "end" reads texts causally and takes the hidden state at their end; "mean" reads them bidirectionally and
-      takes the mean of their tokens.
+      takes the mean of their tokens; "last" reads whole rows bidirectionally, padding included, and takes the state of
+      the last position.
+    projection_bias: whether the projection of texts has a bias.
   """
 
   image: ImageVariant | HybridVariant
   text: Variant
   width: int
-  reading: Literal["end", "mean"] = "end"
+  reading: Literal["end", "mean", "last"] = "end"
+  projection_bias: bool = False
 
   @property
   def design(self) -> Design:
@@ -59,7 +63,7 @@ class TextEncoder(Architecture):
   """A stack over texts up to their first EOS; for `reading` see `DualVariant`, for other arguments `Architecture`."""
 
   def __init__(self, rngs: nnx.Rngs, *, reading: str, **options):
-    self.causal = reading == "end"
+    self.causal, self.whole = reading == "end", reading == "last"
     super().__init__(rngs, **options)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
@@ -71,13 +75,14 @@ class TextEncoder(Architecture):
     """Return ([B, D] the pooled states of the texts, auxiliary scalars)."""
     tokens_BT = batch["text_input_tokens"]
     T, pos = tokens_BT.shape[1], positions(tokens_BT.shape[1])
-    end_B = jnp.argmax(tokens_BT == self.variant.tokens.eos, axis=1)
+    end_B = T - 1 if self.whole else jnp.argmax(tokens_BT == self.variant.tokens.eos, axis=1)
+    end_B = jnp.broadcast_to(end_B, tokens_BT.shape[:1])
     own_BT = jnp.arange(T) <= end_B[:, None]
     # Causal attention already hides the tokens after the end.
-    mask = Mask(pos, pos, k_valid=None if self.causal else own_BT, causal=self.causal, aligned=True)
+    mask = Mask(pos, pos, k_valid=None if self.causal or self.whole else own_BT, causal=self.causal, aligned=True)
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
     x_BTD, aux, _ = self.encoder(x_BTD, Context(mask=mask, valid=own_BT), key=subkey(key, 1))
-    if self.causal:
+    if self.causal or self.whole:
       return jnp.take_along_axis(x_BTD, end_B[:, None, None], axis=1)[:, 0], aux
     weights_BT = own_BT / (end_B[:, None] + 1.0)
     return jnp.einsum("BTD,BT->BD", x_BTD, weights_BT.astype(x_BTD.dtype)), aux
@@ -127,9 +132,14 @@ class DualEncoder(nnx.Module):
       raise UserError(f"config.model.scale: found {scale}, expected above 0 and at most 100")
     options = dict(dropout=dropout, dtype=dtype, remat=remat, layers=layers, pipeline=pipeline)
     changes = {side: _changes(design, side) for side in _SIDES}
+    projects = slots.split("config.model.variant.image.head", variant.image.head)[0] != "attention_pool"
+    head = {"name": "projection", "width": variant.width} if projects else "attention_pool"
+    if not projects and variant.width != variant.image.dims.embed:
+      found = f"found {variant.width} with images of {variant.image.dims.embed}"
+      raise UserError(f"config.model.variant.width: {found}, expected the same, as 'attention_pool' does not project")
     self.image = self.IMAGES(
       rngs,
-      variant=dataclasses.replace(variant.image, head={"name": "projection", "width": variant.width}),
+      variant=dataclasses.replace(variant.image, head=head),
       resolution=resolution,
       drop_path=drop_path,
       design=changes["image"],
@@ -147,7 +157,8 @@ class DualEncoder(nnx.Module):
     image = dataclasses.replace(self.image.variant, head=variant.image.head)
     self.variant = dataclasses.replace(variant, image=image, text=self.text.variant)
     D = variant.text.dims.embed
-    self.projection = Linear((D, variant.width), ("embed", None), variant.text.design.kernel_init(D), rngs)
+    init, bias_too = variant.text.design.kernel_init(D), variant.projection_bias
+    self.projection = Linear((D, variant.width), ("embed", None), init, rngs, bias=bias_too)
     self.scale = params.param(rngs, lambda *_: jnp.asarray(math.log(scale), jnp.float32), (), ())
     self.scale.set_metadata(most=MOST)
     self.bias = None if bias is None else params.param(rngs, lambda *_: jnp.asarray(bias, jnp.float32), (), ())

@@ -23,7 +23,7 @@ class Evaluator:
   Args:
     templates: texts with {} in place of the class name.
     names: a file of names, one line per class in the order of the classes; None for the task's own.
-    length: the length of the text rows, as in the model's training.
+    length: the length of the text rows, as in the model's training; None for as many as it has positions, or 77.
     max_examples: the number of images, from the first; None means all.
 
   Raises:
@@ -36,7 +36,7 @@ class Evaluator:
     *,
     templates: tuple[str, ...] = ("a photo of a {}.",),
     names: str | None = None,
-    length: Length = 77,
+    length: Length | None = None,
     max_examples: Positive | None = None,
   ):
     task = setting.task
@@ -52,7 +52,7 @@ class Evaluator:
     self._tokens_CT = _rows(
       [template.replace("{}", name) for name in self._names for template in templates],
       setting.vocabulary or task.vocabulary,
-      length,
+      length or getattr(setting.model.text.inputs.position, "length", 77),
     )
     self._texts = setting.jit(lambda model, batch: (model.embed_texts(batch)[0],))
     self._images = setting.jit(

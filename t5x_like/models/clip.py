@@ -2,7 +2,7 @@
 
 Radford et al. 2021 (https://arxiv.org/abs/2103.00020), tables 19 and 20. The ViT has a norm before its first block, and
 no bias on its patches; both have pre-norm blocks and an approximate GELU. The state at EOS represents a text of up to
-77 tokens. `configs/clip/siglip.py` trains the same model with a pairwise loss.
+77 tokens. `models/siglip.py` is trained with a pairwise loss.
 """
 
 from dataclasses import replace

@@ -6,6 +6,7 @@ from t5x_like.architectures.design import Design, Tokens, Variant
 from t5x_like.architectures.dual_encoder import DualVariant
 from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
+from t5x_like.interop import images
 from t5x_like.interop.encoders import ACTIVATIONS
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
@@ -28,7 +29,7 @@ def build(fields: Fields, names: set[str]):
   )
   width = fields.take("projection_dim", 512)
   image, text = fields.section("vision_config"), fields.section("text_config")
-  dims, design = _stack(image, clip.IMAGE, 768, 12)
+  dims, design = stack(image, clip.IMAGE, 768, 12)
   vision = ImageVariant(
     dims,
     design,
@@ -38,7 +39,7 @@ def build(fields: Fields, names: set[str]):
     head="projection",
     patch_bias=False,
   )
-  dims, design = _stack(text, clip.TEXT, 512, 8)
+  dims, design = stack(text, clip.TEXT, 512, 8)
   vocab = text.take("vocab_size", 49_408)
   eos, length = text.take("eos_token_id", 49_407), text.take("max_position_embeddings", 77)
   text.ignore("pad_token_id")
@@ -50,14 +51,15 @@ def build(fields: Fields, names: set[str]):
   return clip.Model, {"variant": DualVariant(vision, Variant(dims, design, vocab, Tokens(None, start, eos)), width)}
 
 
-def _stack(fields: Fields, base: Design, width: int, heads: int) -> tuple[Dims, Design]:
+def stack(fields: Fields, base: Design, width: int, heads: int) -> tuple[Dims, Design]:
+  """Return the sizes and the design of an encoder; width and heads are the defaults."""
   fields.ignore(*_UNUSED)
   D, N = fields.take("hidden_size", width), fields.take("num_attention_heads", heads)
   dims = Dims(D, N, N, D // N, fields.take("intermediate_size", 4 * width), fields.take("num_hidden_layers", 12))
   return dims, dataclasses.replace(
     base,
-    norm_epsilon=fields.take("layer_norm_eps", 1e-5),
-    activation=fields.choose("hidden_act", ACTIVATIONS, "quick_gelu"),
+    norm_epsilon=fields.take("layer_norm_eps", base.norm_epsilon),
+    activation=fields.choose("hidden_act", ACTIVATIONS, base.activation),
   )
 
 
@@ -78,14 +80,14 @@ def config(model, model_type: str | None) -> dict:
     "architectures": ["CLIPModel"],
     "model_type": "clip",
     "projection_dim": model.variant.width,
-    "vision_config": _fields(model.image, "clip_vision_model", True, "learned_1d")
+    "vision_config": fields_of(model.image, "clip_vision_model", True, "learned_1d")
     | {
       "image_size": image.resolution,
       "patch_size": image.patch,
       "num_channels": image.channels,
       "projection_dim": model.variant.width,
     },
-    "text_config": _fields(model.text, "clip_text_model", False, position)
+    "text_config": fields_of(model.text, "clip_text_model", False, position)
     | {
       "vocab_size": text.vocab_size,
       "max_position_embeddings": position.get("length", 512),
@@ -97,7 +99,8 @@ def config(model, model_type: str | None) -> dict:
   }
 
 
-def _fields(model, model_type: str, embed_norm: bool, position) -> dict:
+def fields_of(model, model_type: str, embed_norm: bool, position) -> dict:
+  """Return the fields of an encoder; raise UserError for a design that the type cannot express."""
   design, dims = model.variant.design, model.variant.dims
   only(
     model,
@@ -117,7 +120,7 @@ def _fields(model, model_type: str, embed_norm: bool, position) -> dict:
     core=[*EXACT],
   )
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed:
-    raise UserError(f"{dims}: clip has as many key/value heads as heads, and heads that share the width")
+    raise UserError(f"{dims}: {model_type} has as many key/value heads as heads, and heads that share the width")
   return {
     "model_type": model_type,
     "hidden_size": dims.embed,
@@ -131,31 +134,26 @@ def _fields(model, model_type: str, embed_norm: bool, position) -> dict:
 
 def tensors(m: Mapping) -> None:
   m.ignored = ("position_ids",)
-  variant = m.model.image.variant
-  P, C, embeddings = variant.patch, variant.channels, "vision_model.embeddings"
-  m.fused(
-    f"{embeddings}.patch_embedding.weight",
-    ["image/patches/kernel"],
-    split=lambda x: [x.transpose(2, 3, 1, 0).reshape(P * P * C, -1)],
-    join=lambda xs: xs[0].reshape(P, P, C, -1).transpose(3, 2, 0, 1),
-  )
+  variant, embeddings = m.model.image.variant, "vision_model.embeddings"
+  images.patches(m, f"{embeddings}.patch_embedding", "image/", variant)
   m.fused(
     f"{embeddings}.class_embedding", ["image/tokens"], split=lambda x: [x[None]], join=lambda xs: xs[0].reshape(-1)
   )
   m.copy(f"{embeddings}.position_embedding.weight", "image/inputs/position/table")
   m.norm("vision_model.pre_layrnorm", "image/inputs/norm")
-  _layers(m, "vision_model", "image", variant.dims.layers)
+  layers(m, "vision_model", "image", variant.dims.layers)
   m.norm("vision_model.post_layernorm", "image/encoder/final_norm")
   m.copy("text_model.embeddings.token_embedding.weight", "text/embed/table")
   m.copy("text_model.embeddings.position_embedding.weight", "text/inputs/position/table")
-  _layers(m, "text_model", "text", m.model.variant.text.dims.layers)
+  layers(m, "text_model", "text", m.model.variant.text.dims.layers)
   m.norm("text_model.final_layer_norm", "text/encoder/final_norm")
   m.linear("visual_projection", "image/head/out")
   m.linear("text_projection", "projection")
   m.copy("logit_scale", "scale")
 
 
-def _layers(m: Mapping, theirs: str, ours: str, number: int) -> None:
+def layers(m: Mapping, theirs: str, ours: str, number: int) -> None:
+  """Map the layers of an encoder."""
   for at in range(number):
     their_layer, blocks = f"{theirs}.encoder.layers.{at}", f"{ours}/encoder/blocks"
     m.attention(f"{their_layer}.self_attn", f"{blocks}/self_attention/layer", at, names=ATTENTION)

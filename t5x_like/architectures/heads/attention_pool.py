@@ -1,0 +1,54 @@
+"""Image embeddings by attention: a learned query reads all patches (MAP; Zhai et al. 2022, arXiv:2106.04560)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn.attention import CrossAttention
+from t5x_like.nn.cores.auto import Auto
+from t5x_like.nn.feed_forward import ACTIVATIONS
+from t5x_like.nn.feed_forward.mlp import Mlp
+from t5x_like.nn.layer import Context
+from t5x_like.nn.mask import Mask, positions
+from t5x_like.nn.params import param
+
+
+class AttentionPool(nnx.Module):
+  """{"embeddings": [B, D]}: `y + mlp(norm(y))`, where y is what one learned query reads from the last hidden states.
+
+  Heads and the width of the feed-forward layer are the stack's.
+  """
+
+  def __init__(self, rngs: nnx.Rngs, variant):
+    dims, design = variant.dims, variant.design
+    D, F = dims.embed, dims.mlp
+    (activation, gated), init = ACTIVATIONS[design.activation], design.kernel_init(D)
+    self.query = param(rngs, init, (1, D), (None, "embed"))
+    self.attention = CrossAttention(
+      dims, rngs, scale=dims.head_dim**-0.5, init=init, biases=design.biases, core=Auto(), out_init=init
+    )
+    self.norm = design.make_norm(D, rngs)
+    self.mlp = Mlp(
+      D,
+      F,
+      rngs,
+      activation=activation,
+      gated=gated,
+      bias="mlp" in design.biases,
+      init=init,
+      out_init=design.kernel_init(F),
+    )
+
+  def pooled(self, x_BTD: jax.Array) -> jax.Array:
+    """Return the embeddings, [B, D]."""
+    (B, T, D), one = x_BTD.shape, positions(1)
+    query_B1D = jnp.broadcast_to(self.query[...].astype(x_BTD.dtype), (B, 1, D))
+    context = Context(mask=Mask(one, one), memory=x_BTD, memory_mask=Mask(one, positions(T)))
+    y_B1D = self.attention(query_B1D, context, None, None)[0]
+    return (y_B1D + self.mlp(self.norm(y_B1D), context, None, None)[0])[:, 0]
+
+  def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    return {"embeddings": self.pooled(x_BTD)}
+
+
+make = AttentionPool
