@@ -100,9 +100,8 @@ class Detector(nnx.Module):
     self.dtype, self.dropout_rate = jnp.dtype(dtype), dropout
     options = computed(dropout, remat, layers)
     D = dims.embed
-    self.backbone = slots.make(
-      "config.model.backbone", variant.backbone, backbones, "make", rngs=rngs, channels=variant.channels
-    )
+    given = dict(rngs=rngs, channels=variant.channels, dtype=dtype, remat=remat, layers=layers)
+    self.backbone = slots.make("config.model.backbone", variant.backbone, backbones, "make", **given)
     width = self.backbone.width
     self.project = Linear((width, D), (None, "embed"), params.fan_in_normal(width), rngs, bias=True)
     self.position = variant.places.positions(rngs, D)
@@ -135,7 +134,7 @@ class Detector(nnx.Module):
     if image_BYXC.shape[-1] != self.variant.channels:
       found = f"the model is for images of {self.variant.channels} channels, found {image_BYXC.shape[-1]}"
       raise UserError(f"config.model.channels: {found}; set it and config.task.channels alike")
-    map_BYXC = self.backbone(image_BYXC.astype(self.dtype))
+    map_BYXC = self.backbone(image_BYXC.astype(self.dtype), subkey(key, 3))
     valid_BYX = self._valid(batch["image_size"], image_BYXC.shape[1:3], map_BYXC.shape[1:3])
     memory_BSD = self.project(map_BYXC.reshape(len(map_BYXC), -1, map_BYXC.shape[-1]))
     memory_BSD = constrain(memory_BSD, "batch", "residual_length", "activation_embed")

@@ -43,7 +43,7 @@ _NAMES: dict[Any, str] = {
   Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks num_sparse_encoder_layers "
   "n_langs type_vocab_size max_window_layers num_classes num_register_tokens",
   Size | Sizes: "image_size img_size patch_size num_heads",
-  Sizes: "depths hidden_sizes",
+  Sizes: "channels depths hidden_sizes layers",
   Wholes: "pretrained_window_sizes mlp_only_layers",
   Id: "max_relative_positions pad_token_id bos_token_id decoder_start_token_id",
   Id | Ids: "eos_token_id",

@@ -12,16 +12,18 @@ from t5x_like.nn import params
 Borders = tuple[tuple[int, int], tuple[int, int]]  # rows above and below, columns to the left and right
 
 
-def convolved(x_BYXC: jax.Array, kernel: jax.Array, stride: int, borders: Borders | None = None) -> jax.Array:
-  """Convolve with a kernel [K, K, in, out]: `y[p] = sum_q x[stride p + q] kernel[q]`.
+def convolved(
+  x_BYXC: jax.Array, kernel: jax.Array, stride: int, borders: Borders | None = None, dilation: int = 1
+) -> jax.Array:
+  """Convolve with a kernel [K, K, in, out]: `y[p] = sum_q x[stride p + dilation q] kernel[q]`.
 
   Args:
-    borders: zeros around the images; None for K // 2 on each side.
+    borders: zeros around the images; None for `dilation * (K // 2)` on each side, which keep the size of the map for a
+      stride of 1.
   """
-  borders, form = borders or ((len(kernel) // 2,) * 2,) * 2, ("NHWC", "HWIO", "NHWC")
-  return jax.lax.conv_general_dilated(
-    x_BYXC, kernel.astype(x_BYXC.dtype), (stride,) * 2, borders, dimension_numbers=form
-  )
+  borders = borders or ((dilation * (len(kernel) // 2),) * 2,) * 2
+  given = dict(rhs_dilation=(dilation,) * 2, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+  return jax.lax.conv_general_dilated(x_BYXC, kernel.astype(x_BYXC.dtype), (stride,) * 2, borders, **given)
 
 
 def even_borders(x_BYXC: jax.Array, size: int, stride: int) -> Borders:
@@ -33,13 +35,13 @@ def even_borders(x_BYXC: jax.Array, size: int, stride: int) -> Borders:
 class Conv(nnx.Module):
   """A convolution with a square kernel [K, K, in, out] and K // 2 zeros on each side, as in torch's ResNets."""
 
-  def __init__(self, size: int, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1):
+  def __init__(self, size: int, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1, dilation: int = 1):
     init = params.normal(math.sqrt(2.0 / (size * size * outputs)))  # He et al. 2015, for ReLU
     self.kernel = params.param(rngs, init, (size, size, inputs, outputs), (None, None, None, "embed"))
-    self.stride = stride
+    self.stride, self.dilation = stride, dilation
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
-    return convolved(x_BYXC, self.kernel[...], self.stride)
+    return convolved(x_BYXC, self.kernel[...], self.stride, dilation=self.dilation)
 
 
 class StandardizedConv(Conv):

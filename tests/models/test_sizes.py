@@ -134,6 +134,13 @@ SIZES = [
   ("siglip", "siglip-b16", 203_155_970, 0),  # the published checkpoints
   ("siglip", "siglip-l16-256", 652_150_786, 0),
   ("siglip", "siglip-so400m", 877_960_498, 0),
+  ("resnet", "resnet-18", 11_689_512 + 2 * 4_800, 0),  # as torchvision counts them; and the statistics of batch norm
+  ("resnet", "resnet-50", 25_557_032 + 2 * 26_560, 0),
+  ("convnext", "convnext-t", 28_589_128, 0),  # Liu et al. 2022, table 1, to the last digit by `transformers`
+  ("convnext", "convnext-s", 50_223_688, 0),
+  ("convnext", "convnext-b", 88_591_464, 0),
+  ("convnext", "convnext-l", 197_767_336, 0),
+  ("convnext", "convnext-xl", 350_196_968, 0),
   ("basic", "basic-s", (25 + 108) * M, 0.02),  # Pham et al. 2021, image and text
   ("basic", "basic-m", (168 + 184) * M, 0.01),
   ("basic", "basic-l", (2.4 + 0.67) * B, 0.02),

@@ -267,8 +267,16 @@ SIGNED = dict(
   text_config=CLIP_TEXT | dict(hidden_size=16, num_attention_heads=4), vision_config=CLIP_IMAGE | dict(image_size=16)
 )
 CASES |= {"siglip": Case("SiglipModel", "SiglipConfig", SIGNED, "image_text", length=13, **EMBEDDED)}
+MAPS = dict(logits="", outputs=dict(pooler_output="pooled"))
 RESNET = dict(model_type="resnet", embedding_size=8, hidden_sizes=[16, 24, 24, 32], depths=[1, 2, 1, 1])
 BASIC = dict(model_type="resnet", embedding_size=4, hidden_sizes=[8, 12], depths=[2, 1], layer_type="basic")
+IN_RESNET = {key: value for key, value in RESNET.items() if key != "model_type"} | dict(image_size=45, num_labels=5)
+CASES |= {"resnet": Case("ResNetForImageClassification", "ResNetConfig", IN_RESNET, "image")}
+CONVNEXT = dict(num_stages=3, hidden_sizes=[8, 16, 12], depths=[1, 2, 1], patch_size=3, image_size=41, num_labels=5)
+CASES |= {
+  "convnext": Case("ConvNextForImageClassification", "ConvNextConfig", CONVNEXT, "image"),
+  "convnext-body": Case("ConvNextModel", "ConvNextConfig", CONVNEXT | dict(num_channels=1), "image", **MAPS),
+}
 DETR = dict(
   use_timm_backbone=False,
   backbone_config=RESNET | dict(out_features=["stage4"]),
@@ -311,7 +319,7 @@ def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
   words = name.lower()
   if name.endswith("running_var"):
     return 1 + np.abs(noise)
-  if len(shape) == 4 and name.startswith(("model.backbone", "model.input_projection")):  # of a ResNet
+  if len(shape) == 4 and (name.startswith("model.input_projection") or "convolution.weight" in name):  # of a ResNet
     return np.float32((2 / np.prod(shape[1:])) ** 0.5) * noise
   norm = len(shape) == 1 and name.endswith("weight") or ("norm" in words and name.endswith("weight"))
   return np.asarray(1 + 0.2 * noise if norm else (0.3 if len(shape) > 1 else 0.1) * noise, np.float32)

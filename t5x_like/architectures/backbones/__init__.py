@@ -1,6 +1,6 @@
-"""Convolutional networks that turn images into feature maps. One file each, named after the network.
+"""Networks that turn images into feature maps. One file each, named after the network.
 
 A file's `make` takes the arguments that recipes give, `rngs` and the `channels` of the images. A backbone is called as
-`backbone(image_BYXC) -> [B, Y', X', width]`, where `width` and `stride`, pixels from one cell to the next, are
-attributes.
+`backbone(image_BYXC, key) -> [B, Y', X', width]`, where `width` and `stride`, pixels from one cell to the next, are
+attributes, and the dropout key may be None.
 """

@@ -17,8 +17,10 @@ from t5x_like.slots import Positive
 class Unit(nnx.Module):
   """A convolution and its norm."""
 
-  def __init__(self, norm, size: int, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1, conv=Conv):
-    self.conv = conv(size, inputs, outputs, rngs, stride=stride)
+  def __init__(
+    self, norm, size: int, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1, dilation: int = 1, conv=Conv
+  ):
+    self.conv = conv(size, inputs, outputs, rngs, stride=stride, dilation=dilation)
     self.norm = norm(outputs, rngs)
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
@@ -30,17 +32,26 @@ class ResidualUnits(nnx.Module):
 
   Args:
     unit: makes a `Unit` from all arguments but the norm.
+    dilation: (of the first 3 x 3 convolution, of the second).
   """
 
   def __init__(
-    self, unit: Callable[..., Unit], inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int, bottleneck: bool
+    self,
+    unit: Callable[..., Unit],
+    inputs: int,
+    outputs: int,
+    rngs: nnx.Rngs,
+    *,
+    stride: int,
+    bottleneck: bool,
+    dilation: tuple[int, int] = (1, 1),
   ):
     if bottleneck:
       inner = outputs // 4
-      shapes = [(1, inputs, inner, 1), (3, inner, inner, stride), (1, inner, outputs, 1)]
+      shapes = [(1, inputs, inner, 1, 1), (3, inner, inner, stride, dilation[0]), (1, inner, outputs, 1, 1)]
     else:
-      shapes = [(3, inputs, outputs, stride), (3, outputs, outputs, 1)]
-    self.units = nnx.List([unit(k, i, o, rngs, stride=s) for k, i, o, s in shapes])
+      shapes = [(3, inputs, outputs, stride, dilation[0]), (3, outputs, outputs, 1, dilation[1])]
+    self.units = nnx.List([unit(k, i, o, rngs, stride=s, dilation=d) for k, i, o, s, d in shapes])
     changes = stride != 1 or inputs != outputs
     self.shortcut = unit(1, inputs, outputs, rngs, stride=stride) if changes else None
 
@@ -59,6 +70,8 @@ class ResNet(nnx.Module):
     widths, depths: channels and blocks of each stage. By default ResNet-50.
     block: blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions, or of two 3 x 3 convolutions ("basic", ResNet-18 and -34).
     norm: frozen batch norm for a pretrained network, group norm to train from scratch.
+    last_stage: "dilated" keeps the last stage at 1/16 of the image: a dilation of 2 replaces its stride (DC5 of Carion
+      et al. 2020, section 4).
   """
 
   def __init__(
@@ -71,27 +84,40 @@ class ResNet(nnx.Module):
     depths: tuple[Positive, ...] = (3, 4, 6, 3),
     block: Literal["bottleneck", "basic"] = "bottleneck",
     norm: Literal["frozen_batch", "group"] = "frozen_batch",
+    last_stage: Literal["strided", "dilated"] = "strided",
   ):
-    self.build(partial(Unit, NORMS[norm]), rngs, channels, stem, widths, depths, bottleneck=block == "bottleneck")
+    options = dict(bottleneck=block == "bottleneck", dilated=last_stage == "dilated")
+    self.build(partial(Unit, NORMS[norm]), rngs, channels, stem, widths, depths, **options)
 
   def build(
-    self, unit: Callable[..., Unit], rngs: nnx.Rngs, channels: int, stem: int, widths, depths, **options
+    self,
+    unit: Callable[..., Unit],
+    rngs: nnx.Rngs,
+    channels: int,
+    stem: int,
+    widths: tuple[int, ...],
+    depths: tuple[int, ...],
+    *,
+    dilated: bool = False,
+    **options,
   ) -> None:
     self.stem = unit(7, channels, stem, rngs, stride=2)
     before, stages = stem, []
     for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
-      stride = 1 if stage == 0 else 2
-      first = ResidualUnits(unit, before, width, rngs, stride=stride, **options)
-      rest = [ResidualUnits(unit, width, width, rngs, stride=1, **options) for _ in range(depth - 1)]
+      last = dilated and stage == len(widths) - 1
+      stride = 1 if stage == 0 or last else 2
+      first = ResidualUnits(unit, before, width, rngs, stride=stride, dilation=(1, 1 + last), **options)
+      more = dict(stride=1, dilation=(1 + last,) * 2, **options)  # as in torchvision and timm
+      rest = [ResidualUnits(unit, width, width, rngs, **more) for _ in range(depth - 1)]
       stages.append(nnx.List([first, *rest]))
       before = width
     self.stages = nnx.List(stages)
-    self.width, self.stride = before, 2 << len(stages)
+    self.width, self.stride = before, 2 << len(stages) - dilated
 
   def pooled(self, x_BYXC: jax.Array) -> jax.Array:
     return max_pool(x_BYXC, 3, 2, ((1, 1), (1, 1)))
 
-  def __call__(self, image_BYXC: jax.Array) -> jax.Array:
+  def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
     x_BYXC = self.pooled(jax.nn.relu(self.stem(image_BYXC)))
     for stage in self.stages:
       for block in stage:

@@ -25,7 +25,7 @@ class SmallCnn(nnx.Module):
     )
     self.width, self.stride = widths[-1], 1 << len(widths)
 
-  def __call__(self, image_BYXC: jax.Array) -> jax.Array:
+  def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
     x_BYXC = jax.nn.relu(self.stem(image_BYXC))
     for block in self.blocks:
       x_BYXC = block(x_BYXC)

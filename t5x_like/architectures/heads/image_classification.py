@@ -78,7 +78,7 @@ class ImageClassifier(nnx.Module):
     D = self.pooled.width(variant.dims.embed)
     kernel_init = variant.design.kernel_init(D)
     self.norm_before = norm != "after"
-    self.norm = Identity() if norm == "before" else LayerNorm(D, rngs, epsilon=1e-6)
+    self.norm = Identity() if norm == "before" else LayerNorm(D, rngs, epsilon=variant.design.norm_epsilon)
     self.hidden = Linear((D, D), ("embed", None), kernel_init, rngs, bias=True) if hidden else None
     self.out = Linear((D, labels), ("embed", None), params.zeros, rngs, bias=True)
     self.dropout_rate = dropout_rate

@@ -5,13 +5,12 @@ A file's names are kept when it is written again; a model that was not loaded is
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable
 
 from t5x_like.architectures.detector import DetectorVariant
 from t5x_like.architectures.placed import Places
 from t5x_like.errors import UserError
-from t5x_like.interop import images
+from t5x_like.interop import images, resnet
 from t5x_like.interop.encoders import ACTIVATIONS
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
@@ -24,65 +23,36 @@ MODEL_TYPES = ("detr",)
 MODELS = (detr.Model,)
 BACKBONE = "model.backbone.conv_encoder.model."
 HEADS = ("encoder_attention_heads", "decoder_attention_heads")
-_NORM = {"weight": "scale", "bias": "bias", "running_mean": "mean", "running_var": "variance"}
-_BASIC = {"block": "basic", "widths": (64, 128, 256, 512)}
-_TIMM = {  # names there -> arguments of `architectures.backbones.resnet`
-  "resnet18": _BASIC | {"depths": (2, 2, 2, 2)},
-  "resnet34": _BASIC | {"depths": (3, 4, 6, 3)},
-  "resnet50": {},
-  "resnet101": {"depths": (3, 4, 23, 3)},
-  "resnet152": {"depths": (3, 8, 36, 3)},
-}
+_DILATED = {"last_stage": "dilated"}
 _WITHOUT_EFFECT = """
   dropout attention_dropout activation_dropout encoder_layerdrop decoder_layerdrop init_xavier_std auxiliary_loss
   class_cost bbox_cost giou_cost mask_loss_coefficient dice_loss_coefficient bbox_loss_coefficient
   giou_loss_coefficient eos_coefficient num_hidden_layers max_position_embeddings use_pretrained_backbone
   use_timm_backbone backbone_kwargs
 """
-_UNIT = re.compile(
-  r"encoder\.stages\.(\d+)\.layers\.(\d+)\.(?:layer\.(\d+)|shortcut)\.(convolution|normalization)\.(\w+)"
-)
-_TIMM_UNIT = re.compile(r"layer(\d+)\.(\d+)\.(?:(conv|bn)(\d+)|downsample\.([01]))\.(\w+)")
-_STEM = {"conv1.": "embedder.embedder.convolution.", "bn1.": "embedder.embedder.normalization."}
 
 
 def renamed(name: str) -> str:
   """Translate a tensor's name from timm's to the library's; return other names unchanged."""
   rest = name.removeprefix(BACKBONE)
-  for theirs, ours in _STEM.items():
-    if rest != name and rest.startswith(theirs):
-      return BACKBONE + ours + rest.removeprefix(theirs)
-  if rest == name or not (found := _TIMM_UNIT.fullmatch(rest)):
-    return name
-  stage, block, kind, number, shortcut, array = found.groups()
-  unit = f"layer.{int(number) - 1}" if number else "shortcut"
-  kind = "convolution" if "conv" == kind or shortcut == "0" else "normalization"
-  return f"{BACKBONE}encoder.stages.{int(stage) - 1}.layers.{block}.{unit}.{kind}.{array}"
+  return name if rest == name else BACKBONE + resnet.renamed(rest)
 
 
 def written(model) -> Callable[[str], str]:
   """Return the names in a file of a model: timm's for a model that came with them."""
-  return of_timm if _has_timm(model) else str
+  dilated = resnet.spec_of(model.variant.backbone, "detr")["last_stage"] == "dilated"
+  return of_timm if dilated or _has_timm(model) else str
 
 
 def of_timm(name: str) -> str:
   """Undo `renamed`."""
   rest = name.removeprefix(BACKBONE)
-  for theirs, ours in _STEM.items():
-    if rest.startswith(ours):
-      return BACKBONE + theirs + rest.removeprefix(ours)
-  if not (found := _UNIT.fullmatch(rest)):
-    return name
-  stage, block, number, kind, array = found.groups()
-  convolution = kind == "convolution"
-  unit = f"{'conv' if convolution else 'bn'}{int(number) + 1}" if number else f"downsample.{int(not convolution)}"
-  return f"{BACKBONE}layer{int(stage) + 1}.{block}.{unit}.{array}"
+  return name if rest == name else BACKBONE + resnet.of_timm(rest)
 
 
 def build(fields: Fields, names: set[str]):
   fields.only("architectures", ["DetrForObjectDetection"])
   fields.only("position_embedding_type", "sine")
-  fields.only("dilation", False)
   fields.only("scale_embedding", False)
   fields.ignore(*_WITHOUT_EFFECT.split())
   D, (N, decoder_heads) = fields.take("d_model", 256), (fields.take(name, 8) for name in HEADS)
@@ -108,29 +78,27 @@ def build(fields: Fields, names: set[str]):
 def _backbone(fields: Fields, channels: int) -> dict:
   """Return the arguments of `architectures.backbones.resnet`."""
   own, name = fields.section("backbone_config"), fields.take("backbone", "resnet50")
-  given = own.values
+  dilated = fields.choose("dilation", {True: True, False: False}, False)
   own.only("num_channels", channels)
-  kind = given.get("model_type") or "timm_backbone"
+  kind = own.values.get("model_type") or "timm_backbone"
   if kind == "resnet":
-    own.only("hidden_act", "relu")
-    own.only("downsample_in_first_stage", False)
-    own.only("downsample_in_bottleneck", False)
-    sizes, depths = own.take("hidden_sizes", [256, 512, 1024, 2048]), own.take("depths", [3, 4, 6, 3])
-    block = own.choose("layer_type", {"bottleneck": "bottleneck", "basic": "basic"}, "bottleneck")
-    last = f"stage{len(depths)}"
+    found = resnet.arguments(own)
+    last = f"stage{len(found['depths'])}"
     features = own.take("out_features", None) or [last]
     if features[-1] != last:
       raise own.refusal("out_features", features, f"{last} last")
-    found = {"stem": own.take("embedding_size", 64), "widths": tuple(sizes), "depths": tuple(depths), "block": block}
+    if dilated:
+      raise fields.refusal("dilation", True, "False with the library's own ResNet")
   elif kind == "timm_backbone":
     name = own.take("backbone", name)
-    own.only("output_stride", 32, None)
-    if name.partition(".")[0] not in _TIMM:
-      raise fields.refusal("backbone", name, " or ".join(_TIMM))
-    found = _TIMM[name.partition(".")[0]]
+    own.only("output_stride", 32, 16, None)
+    if name.partition(".")[0] not in resnet.TIMM:
+      raise fields.refusal("backbone", name, " or ".join(resnet.TIMM))
+    found = resnet.TIMM[name.partition(".")[0]]
+    dilated = dilated or own.values.get("output_stride") == 16
   else:
     raise own.refusal("model_type", kind, "'resnet' or 'timm_backbone'")
-  return found
+  return found | ({"last_stage": "dilated"} if dilated else {})
 
 
 def config(model, model_type: str | None) -> dict:
@@ -150,28 +118,24 @@ def config(model, model_type: str | None) -> dict:
     activation=list(ACTIVATIONS.values()),
     core=[*EXACT],
   )
-  spec = variant.backbone if isinstance(variant.backbone, dict) else {"name": variant.backbone}
-  if spec["name"] != "resnet" or spec.get("norm", "frozen_batch") != "frozen_batch":
-    raise UserError(f"the backbone {spec}: detr has 'resnet' with norm 'frozen_batch'")
+  spec = resnet.spec_of(variant.backbone, "detr")
   if variant.places != Places():
     raise UserError(f"{variant.places}: detr has {Places()}")
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed:
     raise UserError(f"{dims}: detr has as many key/value heads as heads, and heads that share the width")
-  depths = list(spec.get("depths", (3, 4, 6, 3)))
-  backbone = {
-    "model_type": "resnet",
-    "embedding_size": spec.get("stem", 64),
-    "hidden_sizes": list(spec.get("widths", (256, 512, 1024, 2048))),
-    "depths": depths,
-    "layer_type": spec.get("block", "bottleneck"),
-    "num_channels": variant.channels,
-    "out_features": [f"stage{len(depths)}"],
-  }
+  if spec["last_stage"] == "strided":
+    backbone = {"backbone_config": resnet.fields_of(spec, variant.channels)}
+    backbone["backbone_config"]["out_features"] = [f"stage{len(spec['depths'])}"]
+  else:
+    name = next((name for name, one in resnet.TIMM.items() if spec == spec | resnet.DEFAULTS | one | _DILATED), None)
+    if name is None:
+      raise UserError(f"the backbone {spec}: detr's dilated ones are {' or '.join(resnet.TIMM)} of timm")
+    backbone = {"use_timm_backbone": True, "use_pretrained_backbone": False, "backbone": name, "dilation": True}
   activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == design.activation)
   return {
     "architectures": ["DetrForObjectDetection"],
     "model_type": "detr",
-    "backbone_config": backbone,
+    **backbone,
     "d_model": dims.embed,
     "encoder_layers": dims.layers,
     "decoder_layers": variant.decoder_dims.layers,
@@ -186,15 +150,7 @@ def config(model, model_type: str | None) -> dict:
 
 
 def tensors(m: Mapping) -> None:
-  m.ignored = ("num_batches_tracked",)
-  _unit(m, "embedder.embedder", "stem")
-  for stage, blocks in enumerate(m.model.backbone.stages):
-    for at, block in enumerate(blocks):
-      theirs = f"encoder.stages.{stage}.layers.{at}"
-      for number in range(len(block.units)):
-        _unit(m, f"{theirs}.layer.{number}", f"stages/{stage}/{at}/units/{number}")
-      if block.shortcut is not None:
-        _unit(m, f"{theirs}.shortcut", f"stages/{stage}/{at}/shortcut")
+  resnet.tensors(m, BACKBONE)
   m.fused(
     "model.input_projection.weight",
     ["project/kernel"],
@@ -219,18 +175,6 @@ def tensors(m: Mapping) -> None:
   m.linear("class_labels_classifier", "classes")
   for number in range(len(m.model.boxes)):
     m.linear(f"bbox_predictor.layers.{number}", f"boxes/{number}")
-
-
-def _unit(m: Mapping, theirs: str, ours: str) -> None:
-  """Map a convolution and its norm."""
-  m.fused(
-    f"{BACKBONE}{theirs}.convolution.weight",
-    [f"backbone/{ours}/conv/kernel"],
-    split=lambda x: [x.transpose(2, 3, 1, 0)],
-    join=lambda xs: xs[0].transpose(3, 2, 0, 1),
-  )
-  for array, name in _NORM.items():
-    m.copy(f"{BACKBONE}{theirs}.normalization.{array}", f"backbone/{ours}/norm/{name}")
 
 
 def _has_timm(model) -> bool:

@@ -1,0 +1,42 @@
+"""ResNet on ImageNet, with group norm, from scratch (Wu & He 2018, section 4.1, arXiv:1803.08494; He et al. 2016).
+
+  python -m t5x_like.train --config=configs/resnet/base.py --workdir=runs/resnet_50 \\
+      --config.task.source=folders:train=imagenet/train,validation=imagenet/val
+
+100 epochs of 1,281,167 images at batch 256 and 224 x 224, parts of the images and their mirror images; SGD with
+momentum, 0.1, a tenth of it after 30, 60 and 90 epochs. Weights do not decay here. Published weights, whose batch norm
+is frozen, are fine-tuned with --config.init.workdir=runs/imported; convert them with this recipe. `:18`, `:34`, `:101`
+and `:152` are the other sizes. Expected of ResNet-50 in the paper, with decay and 32 groups, where these have 8: 75.9 %
+top-1 (table 1). Not run at full size here.
+"""
+
+from typing import Literal
+
+from t5x_like.config import defaults
+
+_IMAGES = 1_281_167
+
+
+def get_config(size: Literal["18", "34", "50", "101", "152"] = "50"):
+  config = defaults()
+
+  config.model = {"name": "resnet", "variant": f"resnet-{size}-group"}
+  config.model.head = {"name": "image_classification", "labels": 1000}
+  config.task = {
+    "name": "image_classification",
+    "source": "folders:train=imagenet/train,validation=imagenet/val",
+    "resolution": 224,
+    "augmentations": ("random_resized_crop", "flip"),
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+  }
+  config.objective = {"name": "classification"}
+  config.batch_size = 256
+  epoch = _IMAGES // 256
+  config.total_steps = 100 * epoch
+  config.optimizer = {"name": "sgd", "momentum": 0.9}
+  config.schedule = {"name": "drops", "learning_rate": 0.1, "steps": (30 * epoch, 60 * epoch, 90 * epoch)}
+  config.eval_every = 2 * epoch
+  config.evals = {"loss": {}, "image_classification": {}}
+  config.checkpoint = {"every": epoch, "keep_last": 3}
+  return config

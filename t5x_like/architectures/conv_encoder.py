@@ -1,0 +1,114 @@
+"""Convolutional encoders of images: a backbone, whose last map is a sequence of cells, and a head."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.architectures import backbones, heads
+from t5x_like.architectures.architecture import Batch, Dtype, Layers
+from t5x_like.architectures.build import chosen
+from t5x_like.architectures.design import Design
+from t5x_like.architectures.image_encoder import check
+from t5x_like.errors import UserError
+from t5x_like.nn.dims import Dims, subkey
+from t5x_like.slots import Positive, Rate
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvVariant:
+  """One published size of a family.
+
+  Attributes:
+    backbone: one of `architectures.backbones`, a name or {"name": …} with its arguments.
+    width: channels of its last map.
+    design: the head's initial kernels, and its norm.
+    resolution, channels: height and width, and channels, of the images.
+    head: one of `architectures.heads`, a name or {"name": …} with its arguments.
+  """
+
+  backbone: str | dict
+  width: Positive
+  design: Design
+  resolution: Positive = 224
+  channels: Positive = 3
+  head: str | dict = "image_classification"
+
+  class_tokens: ClassVar[int] = 0
+
+  @property
+  def dims(self) -> Dims:
+    """Sizes of the last map, which the head reads."""
+    return Dims(self.width, 1, 1, self.width, self.width, 1)
+
+
+class ConvEncoder(nnx.Module):
+  """A backbone and a head. The parameters of `backbone` have the names that they have in a detector.
+
+  Args:
+    variant: a name in `VARIANTS`, or a `ConvVariant`. All arguments but `rngs` are keys of `config.model`.
+    backbone, resolution, channels, head: None for the variant's.
+    dropout: rate before the classifier.
+    drop_path: rate of a backbone that has one.
+    layers: without effect; blocks are always unrolled.
+    dtype, design: see `architectures.architecture.Architecture`.
+  Raises:
+    UserError: names the key, its value and the expected one.
+  """
+
+  VARIANTS: ClassVar[dict[str, ConvVariant]] = {}
+  VARIANT = ConvVariant
+  NEEDS = ("image",)
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    variant: str | ConvVariant,
+    backbone: str | dict | None = None,
+    resolution: Positive | None = None,
+    channels: Positive | None = None,
+    head: str | dict | None = None,
+    dropout: Rate = 0.0,
+    drop_path: Rate = 0.0,
+    dtype: Dtype = "float32",
+    layers: Layers = "scan",
+    design: dict = {},  # noqa: B006 (never written to)
+  ):
+    given = dict(backbone=backbone, resolution=resolution, channels=channels, head=head)
+    self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
+    self.dtype = jnp.dtype(dtype)
+    parts = dict(rngs=rngs, channels=variant.channels, drop_path=drop_path)
+    self.backbone = slots.make("config.model.backbone", variant.backbone, backbones, "make", **parts)
+    if self.backbone.width != variant.width:
+      found = f"its last map has {self.backbone.width} channels"
+      raise UserError(f"config.model.backbone: {found}, expected the variant's width, {variant.width}")
+    given = dict(rngs=rngs, variant=variant, dropout_rate=dropout)
+    self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+    if getattr(self.head, "places", ()):
+      raise UserError(f"config.model.head: found {variant.head!r}, which puts patches back; convolutions have none")
+
+  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    return self.outputs(batch, key)
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """Compute the head's outputs.
+
+    Args:
+      batch: `image` float32 [B, Y, X, C].
+      key: dropout key, or None for evaluation.
+    """
+    return self.head(self.encode(batch["image"], subkey(key, 0))[0], None, None, subkey(key, 1))
+
+  def features(self, batch: Batch) -> jax.Array:
+    """Return the features that the head classifies, float32 [B, D]."""
+    return self.head.pooled(self.encode(batch["image"])[0]).astype(jnp.float32)
+
+  def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None):
+    """Return (the cells of the last map in raster order, [B, T, D]; no auxiliary scalars)."""
+    check(image_BYXC, self.variant)
+    map_BYXD = self.backbone(image_BYXC.astype(self.dtype), key)
+    return map_BYXD.reshape(len(map_BYXD), -1, self.variant.width), {}

@@ -1,0 +1,102 @@
+"""ResNet with frozen batch norm, as an image classifier or without a head, under the library's names or timm's."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+from t5x_like.errors import UserError
+from t5x_like.interop import images, resnet, timm
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.hf import type_of
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import resnet as models
+
+LIBRARY, TIMM = "resnet", "timm/resnet"
+MODEL_TYPES = (LIBRARY, TIMM)
+MODELS = (models.Model,)
+BODY, CLASSIFIER = "resnet.", "classifier.1."
+_STRIDES = {32: "strided", 16: "dilated"}
+
+
+def renamed(name: str) -> str:
+  """Return the library's name of a tensor behind a classifier."""
+  if name.startswith("fc."):
+    return CLASSIFIER + name.removeprefix("fc.")
+  found = resnet.renamed(name)
+  return BODY + found if found.startswith(("embedder.", "encoder.")) else found
+
+
+def written(model) -> Callable[[str], str]:
+  """Return the names in a file of a model: timm's for a model that came with them or has them alone."""
+  spec = resnet.spec_of(model.variant.backbone, LIBRARY)
+  if _is_timm(model) or spec["last_stage"] == "dilated":
+    return lambda name: resnet.of_timm(name.removeprefix(BODY)).replace(CLASSIFIER, "fc.")
+  return str if hasattr(model.head, "out") else lambda name: name.removeprefix(BODY)
+
+
+def _is_timm(model) -> bool:
+  origin = getattr(model, "origin", None)
+  return origin is not None and type_of(json.loads(origin.config)) == TIMM
+
+
+def build(fields: Fields, names: set[str]):
+  base = models.VARIANTS["resnet-50"]
+  if type_of(fields.values) == TIMM:
+    return models.Model, {"variant": _of_timm(fields, base)}
+  head = images.head(fields, "ResNetForImageClassification", "ResNetModel")
+  fields.ignore("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
+  backbone = {"name": "resnet"} | resnet.arguments(fields)
+  channels, side = fields.take("num_channels", 3), images.side(fields, "image_size", 224)  # ours: theirs take any
+  width = backbone["widths"][-1]
+  return models.Model, {
+    "variant": replace(base, backbone=backbone, width=width, resolution=side, channels=channels, head=head)
+  }
+
+
+def _of_timm(fields: Fields, base):
+  name, given = fields.values["architecture"], timm.arguments(fields)
+  if name not in resnet.TIMM:
+    raise fields.refusal("architecture", name, " or ".join(resnet.TIMM))
+  spec = resnet.DEFAULTS | resnet.TIMM[name]
+  wider = 4 if spec["block"] == "bottleneck" else 1
+  planes, strides = given.take("channels", None), given.take("output_stride", 32)
+  if planes:
+    spec["widths"] = tuple(wider * n for n in planes)
+  if strides not in _STRIDES:
+    raise fields.refusal("output_stride", strides, " or ".join(map(str, _STRIDES)))
+  given.only("global_pool", "avg")
+  labels = timm.labels_of(fields)
+  spec |= {"name": "resnet", "depths": tuple(given.take("layers", spec["depths"])), "last_stage": _STRIDES[strides]}
+  head = {"name": "image_classification", "labels": labels} if labels else {"name": "image_features"}
+  side, channels = timm.resolution_of(fields, 224), given.take("in_chans", 3)
+  given.finish()
+  return replace(base, backbone=spec, width=spec["widths"][-1], resolution=side, channels=channels, head=head)
+
+
+def config(model, model_type: str | None) -> dict:
+  variant = model.variant
+  spec = resnet.spec_of(variant.backbone, LIBRARY)
+  fields = images.head_fields(model, LIBRARY, "ResNetForImageClassification", "ResNetModel")
+  if not _is_timm(model) and spec["last_stage"] == "strided":
+    return fields | resnet.fields_of(spec, variant.channels) | {"image_size": variant.resolution}
+  if spec["stem"] != 64 or len(spec["depths"]) != 4:
+    found = f"the backbone has a stem of {spec['stem']} channels and {len(spec['depths'])} stages"
+    raise UserError(f"{found}; timm's resnet has 64 and 4")
+  labels, wider = len(fields.get("id2label", ())), 4 if spec["block"] == "bottleneck" else 1
+  return timm.config(
+    "resnet50" if wider == 4 else "resnet18",
+    "fc",
+    variant.width,
+    labels,
+    "avg",
+    (variant.channels, variant.resolution, variant.resolution),
+    layers=list(spec["depths"]),
+    channels=[n // wider for n in spec["widths"]],
+    output_stride=next(stride for stride, word in _STRIDES.items() if word == spec["last_stage"]),
+  )
+
+
+def tensors(m: Mapping) -> None:
+  resnet.tensors(m, BODY)
+  if "head/out/kernel" in m.names:
+    m.linear(CLASSIFIER.removesuffix("."), "head/out")
