@@ -103,6 +103,8 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
     )
   command = f"train with --config={recipe} --workdir={workdir}{flags}"
   head = slots.split("config.model.head", config.model.head)[0] if config.model.get("head") else None
+  if head == "image_features":
+    command = f"train a classifier or a detector with --config.init.workdir={workdir}"
   if head in ("none", "pooled"):  # nothing to pretrain with
     prepare, command = "", f"fine-tune with --config=configs/finetune/encoder.py:TASK --config.init.workdir={workdir}"
   process.say(f"{workdir}: step 0 with the weights of {directory}{prepare}; {command}")

@@ -8,7 +8,8 @@ the vocabulary; the recipe decides the rest.
 models have; the recipe keeps its head, dropout and ways of computing. Only heads and adapters are new, and the other
 run's adapters are merged. With `init.layers`, only the first layers of each stack are loaded. A longer table of
 positions repeats the other's (Beltagy et al. 2020, section 5), a shorter one is its beginning; one for images is
-interpolated.
+interpolated. A detector that starts from an image encoder takes it for its backbone, and keeps its own architecture
+behind it.
 
 A teacher may be of any family. Its parameters stand in the state beside the trained ones, as DPO's reference does:
 split over the same mesh, saved, restored and never changed. A resumed run takes them from its own checkpoint.
@@ -16,6 +17,7 @@ split over the same mesh, saved, restored and never changed. A resumed run takes
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +29,9 @@ import t5x_like.models
 from t5x_like import config as config_lib
 from t5x_like import slots, vocabularies
 from t5x_like.architectures.build import variant_of
+from t5x_like.architectures.conv_encoder import ConvEncoder
+from t5x_like.architectures.detector import Detector
+from t5x_like.architectures.image_encoder import ImageEncoder
 from t5x_like.data import tasks
 from t5x_like.errors import UserError, one_line
 from t5x_like.nn import params
@@ -34,7 +39,7 @@ from t5x_like.nn.linear import ADAPTERS
 from t5x_like.runtime import process
 from t5x_like.training import trained
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.build import REFERENCE, Parts
+from t5x_like.training.build import REFERENCE, Parts, model_of
 from t5x_like.training.resolve import model_slot
 from t5x_like.training.state import TrainState
 
@@ -44,6 +49,8 @@ _INIT, _TEACHER = "config.init.workdir", "config.teacher.workdir"
 FIXED = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
 _TRAINING = "core quantization init_stddev residual_init embed_init mlp_dropout shared_dropout".split()
 _NEW = ("head/", "scores/")
+_BACKBONE = "backbone/"
+_LENT = "backbone/encoder/"  # another run's image encoder
 _OFF = ("dropout", "drop_path")  # of a teacher
 # Keys of config.model that a run with `init` keeps; the others come from the run it starts from.
 _KEPT = "head scores dropout drop_path drop_path_rates resolution window pretrained_windows dtype layers remat".split()
@@ -81,6 +88,11 @@ def inherited(config: ConfigDict) -> ConfigDict:
     return found
   directory = values["workdir"]
   saved = trained.identity_of(directory, _INIT)
+  if _lends(saved["model"], config.model):
+    with found.unlocked(), found.ignore_type():
+      found.model.backbone = ConfigDict(_backbone(directory, saved, config))
+      found.init = ConfigDict(values | {"inherit": False})
+    return found
   with found.unlocked(), found.ignore_type():
     own = {key: value for key, value in config.model.to_dict().items() if key in _KEPT}
     theirs = {key: value for key, value in saved["model"].items() if key not in _KEPT}
@@ -103,6 +115,34 @@ def inherited(config: ConfigDict) -> ConfigDict:
       else:
         workdirs.check_vocabulary(directory, saved, vocabularies.load(task["vocabulary"]), task["vocabulary"])
   return found
+
+
+def _lends(theirs: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+  """Return whether the model of another run, of another family, becomes the backbone of a detector."""
+  model_class = slots.find("config.model.name", own.get("name"), t5x_like.models, "Model")
+  return theirs["name"] != own["name"] and issubclass(model_class, Detector)
+
+
+def _backbone(directory: str, saved: dict[str, Any], config: ConfigDict) -> dict[str, Any]:
+  """Return a detector's `backbone` that is another run's model, as the recipe changes it.
+
+  Raises:
+    UserError: the other model is no image encoder.
+  """
+  model, _ = model_of(config_lib.restored(saved, [], f"{directory}/{workdirs.FILE}"))
+  variant, own = getattr(model, "variant", None), config.model.get("backbone")
+  if isinstance(model, ConvEncoder):
+    spec = variant.backbone if isinstance(variant.backbone, dict) else {"name": variant.backbone}
+  elif isinstance(model, ImageEncoder):
+    plain, side = json.loads(json.dumps(dataclasses.asdict(variant))), config.task.get("resolution")
+    spec = {"name": "encoder", "model": saved["model"]["name"], "variant": plain, "resolution": side}
+  else:
+    raise UserError(
+      f"{_INIT}: {directory} holds {saved['model']['name']!r}, which is no backbone of {config.model.name!r}; give"
+      " a run of an image encoder, as vit, dinov2, swin, resnet or convnext"
+    )
+  name, changes = slots.split("config.model.backbone", own) if own else (None, {})
+  return spec | (changes if name in (None, spec["name"]) else {})
 
 
 def _of_texts(config: ConfigDict) -> list[ConfigDict]:
@@ -165,6 +205,8 @@ def _check_start(config: ConfigDict, vocabulary) -> None:
   """Refuse data of another vocabulary than the run of `config.init` has; classes of images may differ."""
   if config.init and ("resolution" not in config.model or "vocab_size" in config.model):
     saved = trained.identity_of(config.init.workdir, _INIT)  # its vocabulary is needed
+    if _lends(saved["model"], config.model):
+      return
     workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "the data's")
 
 
@@ -223,13 +265,17 @@ def load(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[TrainStat
 def _started(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
   directory = config.init.workdir
   step, arrays, their_model = _of_run(directory, config.init.step, parts, _INIT)
-  made, loaded, resized, initialised, ignored = dict(state.params), [], {}, [], sorted({*arrays} - {*state.params})
+  lent = isinstance(parts.model, Detector) and not isinstance(their_model, Detector)
+  theirs = {name: name.removeprefix(_LENT if lent else REFERENCE) for name in state.params}
+  made, loaded, resized, initialised = dict(state.params), [], {}, []
+  ignored = sorted({*arrays} - ({*theirs.values()} if lent else {*state.params}))
   axes = {name: p.axes for name, p in params.named_params(parts.model).items()}
   for name, fresh in state.params.items():
     if config.teacher and name.startswith(REFERENCE):
       continue  # the teacher's, loaded next
-    old = arrays.get(name.removeprefix(REFERENCE))
-    new = name.startswith(_NEW) or name.endswith(ADAPTERS)
+    own = lent and not name.startswith(_BACKBONE)  # the detector's
+    old = None if own else arrays.get(theirs[name])
+    new = own or name.startswith(_NEW) or name.endswith(ADAPTERS)
     if old is None or (new and old.shape != fresh.shape):
       if not new:
         raise UserError(f"config.init.workdir: {directory} has no tensor {name}; only heads may be new")
@@ -242,7 +288,8 @@ def _started(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[Train
     if old.shape != fresh.shape:
       rows = next((sizes for sizes in zip(old.shape, fresh.shape) if sizes[0] != sizes[1]), (0, 0))
       resized[name] = f"{rows[0]} to {rows[1]} rows"
-      old = _resized(name.removeprefix(REFERENCE), old, fresh, (parts.model, their_model), directory)
+      models = parts.model.backbone.encoder if name.startswith(_LENT) else parts.model, their_model
+      old = _resized(theirs[name], old, fresh, models, directory)
     copies = name.startswith(REFERENCE)  # the step gives back the memory of each array of its state once
     made[name] = jax.device_put(jnp.copy(old) if copies else old, fresh.sharding)
   process.say(f"weights of {directory}, step {step}: {len(loaded)} of {len(loaded) + len(initialised)} tensors loaded")

@@ -1,0 +1,66 @@
+"""A ViT, DINOv2 or Swin of `models` as a backbone: the tokens of its last layer as a map."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import t5x_like.models
+from t5x_like import slots
+from t5x_like.architectures.architecture import Dtype, Layers
+from t5x_like.architectures.build import chosen
+from t5x_like.architectures.image_encoder import ImageEncoder
+from t5x_like.errors import UserError
+from t5x_like.slots import Positive, Rate
+
+
+class EncoderBackbone(nnx.Module):
+  """The patches of an image encoder of square images, in rows and columns; class tokens are left out.
+
+  Images are padded with zeros, below and to the right, to whole patches.
+
+  Args:
+    model: a family of image encoders in `models`.
+    variant: its variant, a name or all fields.
+    resolution: height and width of the images; the detector's task has the same.
+    drop_path, design: as in `ImageEncoder`.
+    dtype, remat, layers: the detector's.
+  """
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    channels: int,
+    *,
+    model: str,
+    variant: str | dict,
+    resolution: Positive,
+    drop_path: Rate = 0.0,
+    design: dict = {},  # noqa: B006 (never written to)
+    dtype: Dtype = "float32",
+    remat: str | dict = "none",
+    layers: Layers = "scan",
+  ):
+    family = slots.find("config.model.backbone.model", model, t5x_like.models, "Model")
+    if not issubclass(family, ImageEncoder):
+      raise UserError(f"config.model.backbone.model: found {model!r}, expected a family of image encoders, as 'vit'")
+    if not isinstance(variant, str):
+      variant = slots.typed("config.model.backbone.variant", variant, family.VARIANT)
+    found = chosen(family.VARIANTS, variant, design, channels=channels, head="image_features")
+    side = -(-resolution // found.patch) * found.patch
+    self.encoder = family(
+      rngs, variant=found, resolution=side, drop_path=drop_path, dtype=dtype, remat=remat, layers=layers
+    )
+    self.width, self.resolution = self.encoder.variant.dims.embed, resolution
+
+  def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    B, Y, X, _ = image_BYXC.shape
+    if (Y, X) != (self.resolution,) * 2:
+      found = f"found {self.resolution}, but images of {Y} x {X} pixels"
+      raise UserError(f"config.model.backbone.resolution: {found}; set it and config.task.resolution alike")
+    variant, more = self.encoder.variant, self.encoder.variant.resolution - Y
+    x_BTD, _ = self.encoder.encode(jnp.pad(image_BYXC, ((0, 0), (0, more), (0, more), (0, 0))), key)
+    grid = getattr(variant, "grids", (variant.grid,))[-1]
+    return x_BTD[:, variant.class_tokens :].reshape(B, grid.rows, grid.columns, self.width)
+
+
+make = EncoderBackbone
