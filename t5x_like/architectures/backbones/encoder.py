@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-import t5x_like.models
 from t5x_like import slots
 from t5x_like.architectures.architecture import Dtype, Layers
 from t5x_like.architectures.build import chosen
@@ -40,7 +39,7 @@ class EncoderBackbone(nnx.Module):
     remat: str | dict = "none",
     layers: Layers = "scan",
   ):
-    family = slots.find("config.model.backbone.model", model, t5x_like.models, "Model")
+    family = slots.find("config.model.backbone.model", model, "t5x_like.models", "Model")
     if not issubclass(family, ImageEncoder):
       raise UserError(f"config.model.backbone.model: found {model!r}, expected a family of image encoders, as 'vit'")
     if not isinstance(variant, str):
