@@ -17,6 +17,18 @@ from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
+
+def test_dense_keeps_its_weights_in_the_dtype_of_the_values():
+  q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv())
+
+  def run(q, k, v):
+    return Dense()(q, k, v, cases.mask("causal"), scale=0.4)
+
+  kept = jax.tree.leaves(jax.eval_shape(lambda *qkv: jax.vjp(run, *qkv)[1], q, k, v))
+  squares = [x.dtype for x in kept if x.shape[-2:] == (37, 37)]
+  assert squares and jnp.float32 not in squares
+
+
 # Chunked
 
 GRID = [  # mask, aligned, bias, softcap, kv heads; every kind of mask, each with another bias and grouping
@@ -169,7 +181,7 @@ def test_chunked_memory_grows_linearly(layers):
   assert large < 4.2 * small
   assert large - small < 200 * 8 * (8192 - 2048)  # bytes: some dozens of floats for each token
   dense_small, dense_large = (temporary_bytes(Dense(), T) for T in (512, 2048))
-  assert dense_large > 12 * dense_small  # what it is measured against is quadratic
+  assert dense_large > 11 * dense_small  # what it is measured against is quadratic
 
 
 # Local
