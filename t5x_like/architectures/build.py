@@ -143,6 +143,11 @@ class StackBuilder:
     return Dropout(self.dropout_rate, (-2,) if self.design.shared_dropout else ())
 
   @property
+  def attention_dropout(self) -> Dropout:
+    kinds = {"pairs": self.dropout, "keys": Dropout(self.dropout_rate, (-2,)), "none": NO_DROPOUT}
+    return kinds[self.design.attention_dropout]
+
+  @property
   def mlp_dropout(self) -> Dropout:
     return self.dropout if self.design.mlp_dropout else NO_DROPOUT
 
@@ -197,7 +202,7 @@ class StackBuilder:
       core=self._core(turn, rngs) if own else Dense() if design.core == "dense" else Auto(),
       softcap=design.softcap,
       window=design.windows[turn % len(design.windows)] if own else None,
-      dropout=self.dropout,
+      dropout=self.attention_dropout,
     )
 
   def _mlp(self, rngs: nnx.Rngs, sparse: bool) -> Layer:

@@ -47,6 +47,8 @@ class Design:
     experts_every: N, if only every N-th layer has experts.
     mlp_dropout: whether dropout also applies inside the MLP.
     shared_dropout: whether one mask of dropout serves all positions of a row, as in T5's code.
+    attention_dropout: whether dropout zeroes attention weights one by one ("pairs"), those of some keys for all queries
+      of a row ("keys", which is dropout of values, so that kernels can do it), or none.
     init_stddev: standard deviation of all initial kernels; None is 1/sqrt(fan in).
     residual_init: divide the initial kernels that write to the residual stream by sqrt(2 * layers) (GPT-2).
     embed_init: standard deviation of the token table; None is `init_stddev`, or 1.
@@ -74,6 +76,7 @@ class Design:
   experts_every: Positive = 1
   mlp_dropout: bool = False
   shared_dropout: bool = False
+  attention_dropout: Literal["pairs", "keys", "none"] = "pairs"
   init_stddev: float | None = None
   residual_init: bool = False
   embed_init: float | None = None

@@ -47,7 +47,9 @@ RANDOM = "random"  # a teacher without a run
 _INIT, _TEACHER = "config.init.workdir", "config.teacher.workdir"
 # Keys of config.model fixed by imported weights, and cells of its design that are not.
 FIXED = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
-_TRAINING = "core quantization init_stddev residual_init embed_init mlp_dropout shared_dropout".split()
+_TRAINING = """
+  core quantization init_stddev residual_init embed_init mlp_dropout shared_dropout attention_dropout
+""".split()
 _NEW = ("head/", "scores/")
 _BACKBONE = "backbone/"
 _LENT = "backbone/encoder/"  # another run's image encoder

@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,28 +39,6 @@ def in_words(used: dict[str, set[str]]) -> dict[str, str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
-  """The rows, heads and queries of one device, as indices into the whole arrays.
-
-  Attributes:
-    rows, heads, queries: int32 [B], [N], [T].
-    whole: whether the queries cover the whole sequence.
-  """
-
-  rows: jax.Array
-  heads: jax.Array
-  queries: jax.Array
-  whole: bool = dataclasses.field(default=True, metadata={"static": True})
-
-  def own_heads(self, x: jax.Array, axis: int) -> jax.Array:
-    """Select these heads from an array with all heads along `axis`."""
-    return x if x.shape[axis] in (1, self.heads.size) else jnp.take(x, self.heads, axis=axis)
-
-
-jax.tree_util.register_dataclass(Places)
-
-
-@dataclasses.dataclass(frozen=True)
 class Softmax:
   """The settings that turn logits into weights, besides the mask.
 
@@ -68,7 +47,7 @@ class Softmax:
     position: the layer's own position scheme.
     softcap: logits become `softcap * tanh(logits / softcap)`.
     dropout, key: dropout of the weights; none if the key is None.
-    places: the device's part of the arrays, set in cores that run on each device by itself.
+    places: the device's part of the arrays, `_devices.Places`, set in cores that run on each device by itself.
   """
 
   bias: jax.Array | Position | None = None
@@ -76,7 +55,12 @@ class Softmax:
   softcap: float | None = None
   dropout: Dropout = NO_DROPOUT
   key: jax.Array | None = None
-  places: Places | None = None
+  places: Any = None
+
+  @property
+  def by_keys(self) -> bool:
+    """Whether all queries drop the same keys, which is dropout of whole values."""
+    return -2 in self.dropout.shared
 
   def capped(self, logits: jax.Array) -> jax.Array:
     return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
@@ -164,7 +148,7 @@ class Core(nnx.Module):
       "bias": (softmax.bias is not None or softmax.position.biased, "a position bias on the logits"),
       "query_bias": (softmax.position.query_dependent, "positions that depend on the query (Shaw)"),
       "softcap": (softmax.softcap is not None, "a cap on the logits"),
-      "dropout": (softmax.dropout.rate > 0, "dropout of attention probabilities"),
+      "dropout": (softmax.dropout.rate > 0 and not softmax.by_keys, "dropout of attention probabilities by pairs"),
       "lengths": (T != S, f"attention from {T} queries to {S} keys, which must be as many"),
     }
     return next((words for name, (wanted, words) in asked.items() if wanted and name in cls.refuses), None)

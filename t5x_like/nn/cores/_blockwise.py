@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_like.nn.cores import Places, Softmax
+from t5x_like.nn.cores import Softmax
 from t5x_like.nn.cores._blocks import padded, toeplitz
+from t5x_like.nn.cores._devices import Places
 from t5x_like.nn.cores.dense import NEGATIVE
 from t5x_like.nn.dims import NO_DROPOUT, Dropout, kept
 from t5x_like.nn.mask import Mask

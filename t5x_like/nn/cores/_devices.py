@@ -6,9 +6,32 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from t5x_like.nn.cores import Core, Places, Softmax
+from t5x_like.nn.cores import Core, Softmax
+from t5x_like.nn.dims import NO_DROPOUT
 from t5x_like.nn.mask import Mask
 from t5x_like.parallel import constrain
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+  """The rows, heads and queries of one device, as indices into the whole arrays.
+
+  Attributes:
+    rows, heads, queries: int32 [B], [N], [T].
+    whole: whether the queries cover the whole sequence.
+  """
+
+  rows: jax.Array
+  heads: jax.Array
+  queries: jax.Array
+  whole: bool = dataclasses.field(default=True, metadata={"static": True})
+
+  def own_heads(self, x: jax.Array, axis: int) -> jax.Array:
+    """Select these heads from an array with all heads along `axis`."""
+    return x if x.shape[axis] in (1, self.heads.size) else jnp.take(x, self.heads, axis=axis)
+
+
+jax.tree_util.register_dataclass(Places)
 
 
 class PerDevice(Core):
@@ -21,6 +44,9 @@ class PerDevice(Core):
   keys_axis: str | None = None
 
   def computed(self, q, k, v, mask, softmax):
+    if "dropout" in self.refuses and softmax.by_keys:
+      k, v = _dropped(k, v, q.shape[2], softmax)
+      softmax = dataclasses.replace(softmax, dropout=NO_DROPOUT)
     return _on_each_device(self.attend, q, k, v, mask, softmax, self.keys_axis)
 
 
@@ -66,3 +92,11 @@ def _on_each_device(
   }
   values, axes = zip(*arguments.values(), strict=True)
   return constrain.per_device(run, values, axes)
+
+
+def _dropped(k_BSKH: jax.Array, v_BSKH: jax.Array, heads: int, softmax: Softmax) -> tuple[jax.Array, jax.Array]:
+  """Return keys and values [B, S, N, H] of every head, without the values whose weights all queries would drop."""
+  k_BSNH, v_BSNH = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (k_BSKH, v_BSKH))
+  B, S, N, _ = v_BSNH.shape
+  factors_BN1S = softmax.dropout(jnp.ones((B, N, 1, S), v_BSNH.dtype), softmax.key)
+  return k_BSNH, v_BSNH * factors_BN1S.transpose(0, 3, 1, 2)

@@ -6,7 +6,8 @@
 | GPU | dense | cudnn | chunked |
 | CPU | dense | chunked | chunked |
 
-Positions that depend on the query (Shaw) go to the dense core. All these cores compute the same function.
+On TPU, the kernel takes over from half as many. Positions that depend on the query (Shaw) go to the dense core. All
+these cores compute the same function.
 """
 
 import jax
@@ -20,7 +21,8 @@ from t5x_like.parallel.constrain import platform, ways
 
 SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix product is faster than a loop over blocks
 
-_KERNELS = {"tpu": "splash", "gpu": "cudnn"}  # by platform; imported only where they are chosen
+# By platform: the kernel, imported only where it is chosen, and the logits a head from which it replaces the product.
+_KERNELS = {"tpu": ("splash", 2**18), "gpu": ("cudnn", SHORT + 1)}
 
 # "auto", and the cores that compute the same function.
 EXACT = ("auto", "dense", "chunked", "ring", "splash", "cudnn")
@@ -34,15 +36,14 @@ class Auto(Core):
 
   def chosen(self, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> Core:
     """Choose the core for a call with these queries [B, T, N, H] and keys [B, S, K, H]."""
-    if q.shape[1] * k.shape[1] <= SHORT or softmax.position.query_dependent:
-      return Dense()
+    logits = q.shape[1] * k.shape[1]
     placed = not (mask.causal or mask.window is not None) or (mask.aligned and ways("length") == 1)
-    name = _KERNELS.get(platform())
-    if name is not None and placed:
+    name, least = _KERNELS.get(platform(), (None, 0))
+    if name is not None and placed and logits >= least:
       kernel = _core(name)
       if not kernel.refused(q, k, mask, softmax):
         return kernel()
-    return _core("chunked")()
+    return Dense() if logits <= SHORT or softmax.position.query_dependent else _core("chunked")()
 
   def decoding(self) -> "Auto":
     return self

@@ -4,7 +4,8 @@ The kernels are in `jax.experimental.pallas.ops.tpu.splash_attention` (Dao et al
 On other platforms they run in Pallas' interpreter: correct, but very slow.
 
 Cost: 4 H FLOPs per head for each logit of the computed blocks in the forward pass, 2.5 times as many in the backward
-pass. Memory: O(T + S). Lengths are padded to a multiple of the block, head widths to a multiple of 128.
+pass. Memory: O(T + S). Lengths are padded to a multiple of the block, head widths above 128 to a multiple of 128.
+Narrower heads take as long as heads of 128.
 """
 
 import functools
@@ -39,14 +40,14 @@ class Splash(PerDevice):
 
   def label(self, q_BTNH):
     H = q_BTNH.shape[-1]
-    return self.name if H % LANES == 0 else f"{self.name} (head width {H} padded to {-(-H // LANES) * LANES})"
+    return self.name if _width(H) == H else f"{self.name} (head width {H} padded to {_width(H)})"
 
   def attend(self, q, k, v, mask, softmax):
     (B, T, N, H), S = q.shape, k.shape[1]
     if (mask.causal or mask.window is not None) and not (mask.aligned and softmax.places.whole):
       raise self.refusal("causality or windows over explicit positions or queries split over devices")
     t, s = (min(self.block, -(-length // LANES) * LANES) for length in (T, S))
-    rows, columns, width = -(-T // t) * t, -(-S // s) * s, -(-H // LANES) * LANES
+    rows, columns = -(-T // t) * t, -(-S // s) * s
 
     window = None if mask.window is None else (mask.window - 1, 0 if mask.causal else mask.window - 1)
     interpreted = platform() != "tpu"
@@ -54,17 +55,24 @@ class Splash(PerDevice):
 
     def laid_out(x_BLNH, length):
       """Transpose and pad to [B, N, length, width]."""
-      return padded(padded(x_BLNH.swapaxes(1, 2), length, 2), width, 3)
+      return padded(padded(x_BLNH.swapaxes(1, 2), length, 2), _width(H), 3)
 
     segments = _segments(mask, B, T, S, rows, columns)
     if segments is not None:
       from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import SegmentIds
 
       segments = SegmentIds(*segments)
-    flops = 4 * B * N * width * _computed(kernel, rows * columns, t * s)
+    lanes = -(-H // LANES) * LANES  # a narrower head leaves units idle
+    flops = 4 * B * N * lanes * _computed(kernel, rows * columns, t * s)
     with jax.named_scope(f"{FLOPS}{flops}"):
       out = jax.vmap(kernel)(laid_out(q, rows), laid_out(k, columns), laid_out(v, columns), segments)
     return out[:, :, :T, :H].swapaxes(1, 2)
+
+
+def _width(head: int) -> int:
+  """Return the head width that the kernels take: a multiple of 8 up to 128, or of 128."""
+  step = LANES if head > LANES else 8
+  return -(-head // step) * step
 
 
 @functools.lru_cache(maxsize=16)  # the layers of a model share one; computing the blocks of a long mask takes seconds

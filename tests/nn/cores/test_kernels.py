@@ -2,15 +2,18 @@
 
 import dataclasses
 import re
+from functools import partial
 
 import core_cases as cases
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import Softmax
 from t5x_like.nn.cores.auto import Auto
+from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.cores.splash import Splash
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
@@ -26,6 +29,25 @@ def test_splash_equals_dense_in_the_interpreter(kind, softcap, kv_heads):
   mask = dataclasses.replace(cases.mask(kind, T=200), aligned=True)
   args = (*cases.qkv(T=200, N=2, K=kv_heads), None, None)
   cases.assert_equals_dense(CORE, mask, args, softcap=softcap)
+
+
+def test_dropout_shared_by_queries_is_exact_in_kernels():
+  """The weights that the dense core drops, by whole values: in the result and in all gradients."""
+  mask = dataclasses.replace(cases.mask("packed_causal", T=64), aligned=True)
+  options = dict(scale=0.4, dropout=Dropout(0.3, (-2,)), key=jax.random.key(1))
+  q, k, v = cases.qkv(T=64, N=2, K=1)
+  seen = (mask.q_segments > 0)[..., None, None]  # a row without keys is zero or a mean
+
+  def loss(core, *qkv):
+    out = core(*qkv, mask, **options) * seen
+    return (out**2).sum(), out
+
+  (_, out), gradients = jax.value_and_grad(partial(loss, CORE), (0, 1, 2), has_aux=True)(q, k, v)
+  (_, expected), dense = jax.value_and_grad(partial(loss, Dense()), (0, 1, 2), has_aux=True)(q, k, v)
+  for found, exact in zip((out, *gradients), (expected, *dense), strict=True):
+    np.testing.assert_allclose(found, exact, rtol=2e-3, atol=2e-4)
+  with pytest.raises(UserError, match="core 'splash' cannot do dropout of attention probabilities"):
+    CORE(q, k, v, mask, **options | {"dropout": Dropout(0.3)})
 
 
 def test_the_scope_of_every_splash_kernel_tells_its_flops():
@@ -77,6 +99,7 @@ def test_kernels_refuse_what_they_cannot_do():
     ("tpu", "prefix", {}, "chunked"),
     ("tpu", "causal", {"bias": "table"}, "chunked"),
     ("tpu", "causal", {"dropout": Dropout(0.1)}, "chunked"),
+    ("tpu", "causal", {"dropout": Dropout(0.1, (-2,))}, "splash"),
     ("gpu", "full", {}, "cudnn"),
     ("gpu", "packed_causal", {}, "chunked"),
     ("gpu", "padded", {}, "chunked"),
@@ -93,6 +116,6 @@ def test_the_choice(platform, kind, options, expected):
     with target(platform):
       return Auto().chosen(x, x, mask, softmax).name
 
-  assert (name(64), name(2048)) == ("dense", expected)
+  assert (name(64), name(512), name(2048)) == ("dense", "splash" if expected == "splash" else "dense", expected)
   if "causal" in kind:
     assert name(2048, aligned=False) == "chunked"
