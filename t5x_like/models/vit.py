@@ -19,6 +19,7 @@ DESIGN = Design(
   position="learned_1d",
   embed_init=0.02,
   mlp_dropout=True,
+  attention_dropout="none",  # section B.1: after dense layers other than the projections of queries, keys, values
 )
 
 
