@@ -32,6 +32,7 @@ from t5x_like.nn.feed_forward import Experts
 from t5x_like.nn.feed_forward._noisy_top_k import NoisyRouter
 from t5x_like.nn.feed_forward._router import Router, Routing
 from t5x_like.nn.layer import Context, Layer
+from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain, gathered, scattered
 
 _INWARDS, _OUTWARDS = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")
@@ -151,11 +152,9 @@ class Moe(Layer):
   def _experts(self, rows: jax.Array, product: Callable, axes: tuple, key) -> jax.Array:
     """Apply the experts to their rows; `product(rows, kernel_EXY, its axes)` multiplies each row by its expert's
     matrix."""
-    h = constrain(product(rows, self.wi[...], _INWARDS), *axes)
-    if self.gate is None:
-      h = self.activation(h)
-    else:
-      h = self.activation(constrain(product(rows, self.gate[...], _INWARDS), *axes)) * h
+    kernels = [self.wi] if self.gate is None else [self.wi, self.gate]
+    h, *gate = (named(constrain(product(rows, w[...], _INWARDS), *axes), "mlp_hidden") for w in kernels)
+    h = self.activation(gate[0]) * h if gate else self.activation(h)
     return product(Dropout(self.dropout_rate)(h, key), self.wo[...], _OUTWARDS)
 
 
@@ -219,6 +218,7 @@ def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Ar
   return source_EC.reshape(-1), slot_M
 
 
+@jax.checkpoint  # keeps the outputs in their own dtype
 def _combine(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
   """Sum each token's gated expert outputs in float32; return the sum in their dtype."""
   return jnp.sum(y_kND.astype(jnp.float32) * gates_kN[..., None], axis=0).astype(y_kND.dtype)
