@@ -2,7 +2,10 @@
 
   python -m tools.plans                      # all of them, one after another: about half an hour on two cores
   python -m tools.plans --only='llama.*8b'   # those whose name matches; the others keep their lines
+  python -m tools.plans --accept             # although a program does more work than the stored one
 
+A plan whose program grows (`planning/counts.py`) is refused with exit code 4: its old line stays, and the counts that
+grew are printed.
 Needs libtpu (the extra `plan`), but no TPU. The measured plans are kept beside the page, in docs/plans.json.
 """
 
@@ -15,7 +18,7 @@ from typing import Any
 from t5x_like import command_line
 from t5x_like.errors import UserError, door
 from t5x_like.plan import EXIT_DOES_NOT_FIT
-from t5x_like.planning import child
+from t5x_like.planning import child, counts
 
 _FSDP = ("mesh.fsdp=-1", "mesh.data=1")
 _T5, _LLAMA, _PALM = "configs/t5/base.py:xxl", "configs/llama/8b.py", "configs/palm/8b.py"
@@ -67,7 +70,9 @@ PLANS: dict[str, child.Request] = {
   "vit h 14, v5e 8x8": _plan("configs/vit/base.py:huge", "v5e:8x8", *_FSDP),
   "swin l, v5e 8x8": _plan("configs/swin/base.py:l", "v5e:8x8"),
 }
-_KEPT = ("fits", "verdict", "mesh", "batch_size", "memory", "seconds", "mfu", "compile_seconds", "compile_cpu_seconds")
+_KEPT = """fits verdict mesh batch_size accumulation_steps memory seconds mfu compile_seconds compile_cpu_seconds
+  options counts dearest""".split()
+EXIT_GREW = 4
 _PAGE = pathlib.Path("docs/plans.md")
 _INTRODUCTION = """# Plans
 
@@ -140,6 +145,7 @@ def _row(name: str, plan: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
   parser = command_line.Parser(__doc__, opens_runs=False)
   parser.add_argument("--only", default="", metavar="REGEX", help="plans whose name matches (default: all)")
+  parser.add_argument("--accept", action="store_true", help="store programs that do more work too")
   parser.add_argument("--timeout_seconds", type=float, default=1800, metavar="S", help="for each (default: 1800)")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   chosen = [name for name in PLANS if re.search(args.only, name)]
@@ -151,6 +157,11 @@ def main(argv: list[str] | None = None) -> int:
     plan = child.plan(PLANS[name], args.timeout_seconds)
     print(f"{name}: {plan['verdict']}", flush=True)
     plans = json.loads(measured.read_text()) if measured.exists() else {}  # read now: another may be writing it too
+    grew = counts.grown(plans.get(name, {}).get("counts", {}), plan.get("counts", {}))
+    if grew and not args.accept:
+      print(f"  refused, its program does more work: {'; '.join(grew)}", flush=True)
+      worst = EXIT_GREW
+      continue
     plans[name] = {key: value for key, value in plan.items() if key in _KEPT or key.endswith("gigabytes")}
     worst = worst if plan["fits"] else EXIT_DOES_NOT_FIT
     measured.write_text(json.dumps({name: plans[name] for name in PLANS if name in plans}, indent=1) + "\n")

@@ -23,7 +23,7 @@ from t5x_like.files import outputs
 from t5x_like.nn import params
 from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.parallel.rules import rows_by_process
-from t5x_like.planning import hardware, minimum, products, roofline, search, steps
+from t5x_like.planning import counts, hardware, minimum, products, roofline, search, steps
 from t5x_like.planning.collectives import Collective, collectives
 from t5x_like.planning.hlo import Program
 from t5x_like.training import compilation
@@ -172,6 +172,7 @@ def _costs(told, topology: hardware.Topology, program: Program, rows: list[Colle
     "collectives": [row.row() for row in rows],
     "ring_gigabytes": sum(row.ring_bytes for row in rows) / _GIGA,
     "loops_not_counted": program.unknown,
+    "counts": counts.counts(program, rows),
   }
   if topology.chip is None:
     return costs
@@ -191,7 +192,11 @@ def _costs(told, topology: hardware.Topology, program: Program, rows: list[Colle
   }
   computing = max(seconds["products"], seconds["compiler"] + seconds["kernels"])
   seconds["step"] = total = max(computing, waiting[True]) + waiting[False]
-  costs |= {"seconds": seconds, "mfu": told["model_flops"] / (total * peak * len(flat)) if total else None}
+  costs |= {
+    "seconds": seconds,
+    "dearest": counts.dearest(program, chip.clock),
+    "mfu": told["model_flops"] / (total * peak * len(flat)) if total else None,
+  }
   if told["step"] == "decode":
     costs["weights_seconds"] = told["tokens"] / told["batch_size"] * told["weight_bytes"] / chip.bandwidth
   return costs

@@ -52,6 +52,9 @@ def text(plan: dict[str, Any]) -> str:
   ]
   if "seconds" in plan:
     lines += _times(plan)
+  if plan.get("dearest"):
+    lines += ["", "dearest operations: seconds, executions, traced name, type"]
+    lines += [f"  {one['seconds']:>8.4f} {one['times']:>6,}  {one['name']}  {one['type']}" for one in plan["dearest"]]
   if plan["options"]:
     lines.append(f"  compiled with {', '.join(f'{name}={value}' for name, value in plan['options'].items())}")
   if plan["dropped"]:

@@ -1,0 +1,70 @@
+"""The work that programs do is counted right, and flagship recipes do no more of it than is stored."""
+
+import json
+import pathlib
+
+import pytest
+
+from t5x_like import recipes
+from t5x_like.planning import counts, steps
+from t5x_like.planning.collectives import collectives
+from t5x_like.planning.hlo import Program
+from t5x_like.training.build import build
+
+STORED = pathlib.Path(__file__).with_name("lowered.json")
+TEXT = """HloModule m
+
+%fused (a: bf16[8,4], b: f32[4,6]) -> f32[8,6] {
+  %a = bf16[8,4]{1,0} parameter(0)
+  %b = f32[4,6]{1,0} parameter(1)
+  %t = f32[4,6]{0,1} copy(%b)
+  ROOT %y = f32[8,6]{1,0} dot(%a, %t), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (x: bf16[8,4], w: f32[4,6]) -> f32[8,6] {
+  %x = bf16[8,4]{1,0} parameter(0)
+  %w = f32[4,6]{1,0} parameter(1)
+  %u = bf16[4,4]{1,0} dot(%x, %x), lhs_contracting_dims={0}, rhs_contracting_dims={0}
+  %c = f32[4,6]{0,1} copy(%w), metadata={op_name="jit(step)/while/body/closed_call/dear"}, CYCLES
+  %s = f32[6,4]{1,0} transpose(%c), dimensions={1,0}
+  %z = f32[8,6]{1,0} fusion(%x, %c), kind=kOutput, calls=%fused
+  ROOT %r = f32[8,6]{1,0} all-reduce(%z), replica_groups={}, to_apply=%add
+}
+""".replace("CYCLES", 'backend_config={"estimated_cycles":"500"}')
+
+
+def test_counts_of_a_program():
+  program = Program(TEXT)
+  found = counts.counts(program, collectives(program, {"data": 2}))
+  exact = {
+    "flops": 2 * 8 * 6 * 4 + 2 * 4 * 4 * 8,
+    "float32_flops": 2 * 8 * 6 * 4,
+    "copied": 2 * 4 * 24,  # read and written; a copy within a fusion moves nothing
+    "transposed": 2 * 4 * 24,
+    "largest": 4 * 48,
+    "waited": 4 * 48,
+  }
+  assert {name: found[name] for name in exact} == pytest.approx({name: n / 1e9 for name, n in exact.items()}, rel=1e-3)
+  (one,) = counts.dearest(program, clock=1000.0)
+  assert one == {"seconds": 0.5, "times": 1, "name": "dear", "type": "f32[4,6]"}
+
+
+def test_what_has_grown():
+  before = {"flops": 100.0, "copied": 0.0, "waited": 5.0}
+  assert counts.grown(before, {"flops": 100.9, "copied": 0.0009, "waited": 4.0, "moved": 9.0}) == []
+  assert counts.grown(before, {"flops": 102.0, "copied": 0.1, "waited": 5.0}) == [
+    "flops 100.0 -> 102.0",
+    "copied 0.0 -> 0.1",
+  ]
+
+
+@pytest.mark.parametrize("recipe", json.loads(STORED.read_text()))
+def test_flagship_recipes_do_no_more_work_than_is_stored(recipe):
+  """The programs as they are before compilation; `make plans` compares the compiled ones."""
+  options = ("model.dtype=bfloat16", "model.layers=scan", "model.remat=minimal", "mesh.fsdp=8", "mesh.data=1")
+  config, task = steps.resolve(recipes.load(f"{recipe}:debug", options), "cpu", None)
+  lowered = steps.make("train", config, build(config), task).lower()
+  program = Program(lowered.compiler_ir("hlo").get_hlo_module().to_string())
+  found = {name: 1e3 * value for name, value in counts.counts(program, []).items()}  # MFLOP and MB: they are small
+  stored = json.loads(STORED.read_text())[recipe]
+  assert not counts.grown(stored, found), f"if that is wanted, store {found} in {STORED}"
