@@ -102,8 +102,9 @@ Before and after, by today's estimate:
   that do not grow with the rows. That program kept the gradients of joined projections behind a barrier, which cost
   0.05 s and is gone.
 - **Llama 8B on v6e**, 256 rows of 8,192, with minimal remat: 1.51 s (30 %), 0.29 s of it in kernels and 0.12 s in
-  reading the MLP's kept activations; the recipe keeps full remat. With the options for sparse cores, the layers'
-  gradients are still reduce-scattered; those of both token tables (2.1 GB) become asynchronous all-reduces.
+  reading the MLP's kept activations; the recipe keeps full remat. With the options for sparse cores, gradients are
+  still reduce-scattered. Pieces of the output table arrive by asynchronous all-reduces, which send twice its bytes
+  (4.2 GB in place of 2.1).
 - **T5 1.1 XXL** with 1,024 rows on v5e 8x8: not compiled within half an hour on a busy machine.
 
 Two kinds of traffic explain most of the difference from the least:
