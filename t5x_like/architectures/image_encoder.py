@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like import slots
-from t5x_like.architectures import backbones, heads
+from t5x_like.architectures import heads
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
 from t5x_like.architectures.build import chosen, computed, deepnorm_weights
 from t5x_like.architectures.design import Design
@@ -27,6 +27,8 @@ from t5x_like.parallel.constrain import constrain
 from t5x_like.slots import Count, Positive, Rate
 
 DropPathRates = Literal["linear", "uniform"]
+
+_BACKBONES = "t5x_like.architectures.backbones"  # some of which are image encoders themselves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +151,7 @@ class ImageEncoder(nnx.Module):
 
   def _backbone(self, rngs: nnx.Rngs) -> nnx.Module:
     given = dict(rngs=rngs, channels=self.variant.channels)
-    return slots.make("config.model.backbone", self.variant.backbone, backbones, "make", **given)
+    return slots.make("config.model.backbone", self.variant.backbone, _BACKBONES, "make", **given)
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     return self.outputs(batch, key)

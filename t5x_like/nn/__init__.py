@@ -14,7 +14,7 @@ Read it from the bottom up; each line imports only from the lines above it:
   quantization/                       products of 8-bit factors, put on blocks from outside
   embed block stack pipeline          token embeddings, residual connections, identical blocks in one scan, its stages
   evened shared_stack disentangled    stacks padded for devices, with shared parameters, with vectors of distances
-  hidden_states lstm                  the states of several layers, LSTMs
+  hidden_states lstm two_stream       the states of several layers, LSTMs, attention in two streams
   convolution mbconv                  convolutions, CoAtNet's blocks
   vocabulary_logits decode            logits computed in pieces, the state of decoding
 """

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from t5x_like.errors import UserError
 from t5x_like.nn.linear import without_adapters
 from t5x_like.objectives import flat
-from t5x_like.objectives._cross_entropy import statistics
+from t5x_like.objectives._answers import log_probabilities
 from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
 
 
@@ -86,9 +86,3 @@ class Objective(DecoderTargets):
     }
     sums = {"loss": loss, "weights": jnp.sum(pairs_B)} | {name: jnp.sum(x * pairs_B) for name, x in each.items()}
     return add_auxiliary(loss, sums, outputs)
-
-
-def log_probabilities(logits, rows: Batch) -> jax.Array:
-  """Sum the log-probabilities of each row's weighted targets: float32 [B, 2]."""
-  log_z_RT, target_logit_RT, *_ = statistics(logits, rows["decoder_target_tokens"], total=False)
-  return jnp.sum((target_logit_RT - log_z_RT) * rows["decoder_loss_weights"], axis=1).reshape(-1, 2)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.objectives import flat
+from t5x_like.objectives._answers import log_probabilities
 from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
-from t5x_like.objectives.dpo import log_probabilities
 
 
 @dataclasses.dataclass(frozen=True)

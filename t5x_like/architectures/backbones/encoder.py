@@ -49,7 +49,7 @@ class EncoderBackbone(nnx.Module):
     self.encoder = family(
       rngs, variant=found, resolution=side, drop_path=drop_path, dtype=dtype, remat=remat, layers=layers
     )
-    self.width, self.resolution = self.encoder.variant.dims.embed, resolution
+    self.width, self.stride, self.resolution = self.encoder.variant.dims.embed, found.patch, resolution
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
     B, Y, X, _ = image_BYXC.shape
