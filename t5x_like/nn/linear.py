@@ -21,9 +21,8 @@ def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: params.Axes)
   The kernel is split over devices by its logical `axes`. It is cast to the dtype of `x` and then gathered, in the
   forward and again in the backward pass. Its gradient is scattered in that dtype.
 
-  The kernel's gradient is computed as `x^T @ g`. JAX's own rule computes `(g^T @ x)^T`; on CPU, XLA then transposes
-  `g`, often the wider of the two, and fuses the producer of `g`, such as the gradient of a GELU, into that strided
-  copy.
+  The kernel's gradient is `x^T @ g`, or in float32 on CPU `(g^T @ x)^T` if `x` is the wider of the two: XLA transposes
+  the first factor there, and fuses its producer, such as a GELU or its gradient, into that strided copy.
   """
   return _matmul_forward(x, kernel, dtype, axes)[0]
 
@@ -37,7 +36,9 @@ def _matmul_backward(dtype, axes, residuals, g):
   g = g.astype(x.dtype)  # logits are wider than their factors
   batch = tuple(range(x.ndim - 1))
   whole = gathered(kernel.astype(x.dtype), axes)
-  d_kernel = scattered(partial(contract, a_axes=batch, b_axes=batch, dtype=x.dtype), x, g, axes, TOKENS[: len(batch)])
+  product = partial(contract, a_axes=batch, b_axes=batch, dtype=x.dtype)
+  turned = platform() == "cpu" and x.dtype == jnp.float32 and x.shape[-1] > g.shape[-1]
+  d_kernel = scattered((lambda x, g: product(g, x).T) if turned else product, x, g, axes, TOKENS[: len(batch)])
   return contract(g, whole, x.ndim - 1, 1, x.dtype), d_kernel.astype(kernel.dtype)
 
 
