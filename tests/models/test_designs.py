@@ -51,6 +51,7 @@ DESIGNS = {  # design, and the heads that share keys and values
       norm="layernorm",
       norm_position="deepnorm",
       activation="gelu_tanh",
+      attention_dropout="keys",
       tied=False,
       norm_epsilon=1e-5,
       position={"name": "learned", "length": 16, "offset": 2},
