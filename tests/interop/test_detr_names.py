@@ -8,7 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from interop.test_golden import write
 from parity import cases
-from t5x_like.interop import hf
+from t5x_like.interop import hf, resnet
 from t5x_like.interop.families import detr
 
 PREFIX = detr.BACKBONE
@@ -34,7 +34,7 @@ def test_a_file_with_timms_names_is_the_same_model_and_is_written_with_them(tmp_
   sizes = dict(
     stem=backbone["embedding_size"], widths=tuple(backbone["hidden_sizes"]), depths=tuple(backbone["depths"])
   )
-  monkeypatch.setitem(detr._TIMM, "resnet50", sizes)
+  monkeypatch.setitem(resnet.TIMM, "resnet50", sizes)
   values |= {"backbone_config": None, "backbone": "resnet50", "use_timm_backbone": True}
   tensors = {detr.of_timm(name): x for name, x in load_file(tmp_path / "own" / "model.safetensors").items()}
   assert sum(name not in tensors for name in load_file(tmp_path / "own" / "model.safetensors")) > 30
