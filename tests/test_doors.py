@@ -173,7 +173,7 @@ def _flip(path):
   path.write_bytes(content)
 
 
-TOKENS = "train/tokens/00000000"
+TOKENS = "train/tokens/000000000000"
 DAMAGES = {
   "missing": (lambda s: shutil.rmtree(s), "train", ("no token store", "no such directory", "tools.prepare_data")),
   "no manifest": (lambda s: (s / "train/manifest.json").unlink(), "train", ("without manifest.json",)),

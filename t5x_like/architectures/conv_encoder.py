@@ -14,6 +14,7 @@ from t5x_like.architectures.build import chosen
 from t5x_like.architectures.design import Design
 from t5x_like.architectures.image_encoder import check
 from t5x_like.errors import UserError
+from t5x_like.nn import remat as policies
 from t5x_like.nn.dims import Dims, subkey
 from t5x_like.slots import Positive, Rate
 
@@ -53,6 +54,7 @@ class ConvEncoder(nnx.Module):
     backbone, resolution, channels, head: None for the variant's.
     dropout: rate before the classifier.
     drop_path: rate of a backbone that has one.
+    remat: whether the backward pass computes the whole backbone again, whose activations have no names.
     layers: without effect; blocks are always unrolled.
     dtype, design: see `architectures.architecture.Architecture`.
   Raises:
@@ -75,6 +77,7 @@ class ConvEncoder(nnx.Module):
     dropout: Rate = 0.0,
     drop_path: Rate = 0.0,
     dtype: Dtype = "float32",
+    remat: str | dict = "none",
     layers: Layers = "scan",
     design: dict = {},  # noqa: B006 (never written to)
   ):
@@ -82,6 +85,7 @@ class ConvEncoder(nnx.Module):
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     self.dtype = jnp.dtype(dtype)
     parts = dict(rngs=rngs, channels=variant.channels, drop_path=drop_path)
+    self.remat = policies.make(remat)
     self.backbone = slots.make("config.model.backbone", variant.backbone, backbones, "make", **parts)
     if self.backbone.width != variant.width:
       found = f"its last map has {self.backbone.width} channels"
@@ -110,5 +114,5 @@ class ConvEncoder(nnx.Module):
   def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None):
     """Return (the cells of the last map in raster order, [B, T, D]; no auxiliary scalars)."""
     check(image_BYXC, self.variant)
-    map_BYXD = self.backbone(image_BYXC.astype(self.dtype), key)
+    map_BYXD = self.remat.wrap(self.backbone, prevent_cse=True)(image_BYXC.astype(self.dtype), key)
     return map_BYXD.reshape(len(map_BYXD), -1, self.variant.width), {}

@@ -107,7 +107,10 @@ class ImageEncoder(nnx.Module):
     design: dict = {},  # noqa: B006
   ):
     given = dict(resolution=resolution, patch=patch, channels=channels, class_tokens=class_tokens, head=head)
-    given |= {} if registers is None else dict(registers=registers)  # which variants in stages lack
+    if registers is not None:
+      if not hasattr(self.VARIANT, "registers"):
+        raise UserError(f"config.model.registers: found {registers}, but this family in stages has none; leave it out")
+      given["registers"] = registers
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     self.dtype = jnp.dtype(dtype)
     options = computed(dropout, remat, layers, pipeline, drop_path)

@@ -160,9 +160,10 @@ def _each_layer(update, grads: Named, state, params: Named):
 def state_axes(opt_state, params: dict) -> object:
   """Return the logical axes of every array of an optimizer state, from the axes of its parameter.
 
-  An array with the name and shape of a parameter is split like it. Adafactor's factored statistics lack one axis:
-  `v_row` the largest, `v_col` the second largest (the last of equals), as optax chooses them; their other axes are
-  split like the parameter's. Everything else (counts, placeholders of length one) is replicated.
+  An array with the name and shape of a parameter is split like it, and so is a square one of a matrix's side (SOAP).
+  Adafactor's factored statistics lack one axis: `v_row` the largest, `v_col` the second largest (the last of equals), as
+  optax chooses them; their other axes are split like the parameter's. Everything else (counts, placeholders of length
+  one) is replicated.
 
   Args:
     opt_state: abstract or concrete state over `{name: array}`.
@@ -176,7 +177,7 @@ def state_axes(opt_state, params: dict) -> object:
     if name is None:
       return none
     shape, axes = params[name].shape, params[name].axes
-    if leaf.shape == shape:
+    if leaf.shape == shape or (leaf.ndim == len(shape) > 1 and min(leaf.shape[-2:]) > 1):
       return axes
     if leaf.ndim != len(shape) - 1:
       return none

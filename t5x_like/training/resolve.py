@@ -4,6 +4,7 @@
 vocabulary that sizes the token table.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -96,6 +97,8 @@ def model_slot(slot: str, values: ConfigDict, platform: str | None) -> ConfigDic
   model_class = slots.find(f"config.{slot}.name", values.get("name"), t5x_like.models, "Model")
   resolved = _filled(slot, values, model_class, given=("rngs",))
   with resolved.ignore_type():
+    for key in [key for key, value in resolved.items() if dataclasses.is_dataclass(value)]:
+      resolved[key] = dataclasses.asdict(resolved[key])  # checked; a saved config has plain values
     if "variant" in resolved:
       resolved.variant = values.variant  # as given: all of its fields may be
       variant = variant_of(model_class, values)

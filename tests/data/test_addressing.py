@@ -93,6 +93,7 @@ CASES = {
   ],
   "text_to_text": [TEXTS, TEXTS | {"packed": False}, TEXTS | {"architecture": "decoder", "targets_length": None}],
   "classification": [{"file": "tsv", "text": "{a}", "pair": "{b}", "labels": ["no", "yes"], "length": 48}],
+  "translation_lm": [{"file": "tsv", "text": "{a}", "pair": "{b}", "length": 64}],
   "tagging": [{"file": "conll", "tags": ["O"], "tags_field": "1", "length": 64}],
   "chat": [{"file": "jsonl", "length": 64}],
   "preferences": [{"file": "jsonl", "length": 64}],

@@ -103,7 +103,9 @@ def shrunk(variant: Variant, **changes) -> Variant:
   layers = 2 if period == 1 else period
   cores = [{"name": one} if isinstance(one, str) else one for one in _turns(design.core)]
   own = [one | SMALL_CORES.get(one["name"], {}) for one in cores]
-  experts = design.experts and dataclasses.replace(design.experts, experts=4, capacity_factor=4.0)  # nothing is dropped
+  experts = design.experts and dataclasses.replace(
+    design.experts, experts=4, top_k=min(design.experts.top_k, 3), capacity_factor=4.0
+  )  # nothing is dropped
   position = [{**p, "length": 16} if isinstance(p, dict) and "length" in p else p for p in positions]
   design = dataclasses.replace(
     design,

@@ -143,7 +143,7 @@ def test_without_positions_where_a_cell_lies_means_nothing(row):
   order = np.random.default_rng(1).permutation(16)
 
   def boxes(model, order):
-    model.backbone = lambda image: jax.random.normal(jax.random.key(0), (2, 16, 64))[:, order].reshape(2, 4, 4, 64)
+    model.backbone = lambda image, key: jax.random.normal(jax.random.key(0), (2, 16, 64))[:, order].reshape(2, 4, 4, 64)
     return np.asarray(jax.jit(lambda data: model(data)["boxes"])(data))
 
   apart = np.abs(boxes(made, np.arange(16)) - boxes(made, order)).max()

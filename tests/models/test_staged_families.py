@@ -14,6 +14,7 @@ from t5x_like.architectures.image_encoder import path_depths
 from t5x_like.architectures.windows import Merging, WindowAttention
 from t5x_like.errors import UserError
 from t5x_like.interop.families import swin as swin_files
+from t5x_like.models import swin
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid, log_cpb, relative_2d
@@ -223,3 +224,8 @@ def test_images_of_another_kind_are_refused(family, shape, words):
     jax.eval_shape(
       lambda m, x: m({"image": x}), families.abstract(case(family)), jax.ShapeDtypeStruct(shape, jnp.float32)
     )
+
+
+def test_registers_are_refused_where_there_are_stages():
+  with pytest.raises(UserError, match="config.model.registers: found 4, but this family in stages has none"):
+    swin.Model(nnx.Rngs(0), variant="swin-t", registers=4)

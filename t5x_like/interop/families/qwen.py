@@ -16,6 +16,7 @@ MODELS = (qwen.Model,)
 
 def build(fields: Fields, names: set[str]):
   kind = fields.values["model_type"]
+  fields.only("use_mrope", False)
   design = dataclasses.replace(
     qwen.QWEN2 if kind == "qwen2" else qwen.QWEN3,
     norm_epsilon=fields.take("rms_norm_eps", 1e-6),
