@@ -18,7 +18,7 @@ from t5x_like.training import opening
 from t5x_like.training.build import objective_of
 from tests.runs import NANO
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tests.runs import REPO, environment
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 
 DECODER, ENCODER = "tests/recipes/nano_decoder.py", "tests/recipes/nano_encoder.py"
 PROMPTS = ["def add(a, b):", "x", "Returns the sum of all elements of an array, or 0", "  é\u2028ß"]

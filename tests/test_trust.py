@@ -17,7 +17,7 @@ from t5x_like.errors import UserError
 from tests.recipes import nano
 from tools import convert_hf, few_shot, inspect_data
 
-pytestmark = pytest.mark.usefixtures("one_device")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("one_device")]
 REPO = pathlib.Path(__file__).resolve().parents[1]
 NANO = f"--config={nano.__file__}"
 ATTACK = "subprocess:getoutput"

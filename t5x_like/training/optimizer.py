@@ -161,9 +161,9 @@ def state_axes(opt_state, params: dict) -> object:
   """Return the logical axes of every array of an optimizer state, from the axes of its parameter.
 
   An array with the name and shape of a parameter is split like it, and so is a square one of a matrix's side (SOAP).
-  Adafactor's factored statistics lack one axis: `v_row` the largest, `v_col` the second largest (the last of equals), as
-  optax chooses them; their other axes are split like the parameter's. Everything else (counts, placeholders of length
-  one) is replicated.
+  Adafactor's factored statistics lack one axis: `v_row` the largest, `v_col` the second largest (the last of equals).
+  optax chooses them so; their other axes are split like the parameter's. Everything else (counts, placeholders of
+  length one) is replicated.
 
   Args:
     opt_state: abstract or concrete state over `{name: array}`.

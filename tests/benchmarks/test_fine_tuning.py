@@ -23,7 +23,7 @@ from t5x_like.training.resolve import resolve
 from t5x_like.training.tunings import head
 from tests.runs import alone, restored
 
-pytestmark = pytest.mark.usefixtures("compiled", "one_device")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 ENCODER = "tests/recipes/nano_encoder.py"
 SHORT = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2", "--config.evals={}")
 
@@ -249,7 +249,14 @@ def test_a_suite_starts_from_the_step_and_its_details_are_those_of_the_median_ru
   steps = ("--config.total_steps=4", "--config.checkpoint.every=2", "--config.evals={}")
   assert train.main([f"--config={ENCODER}", f"--workdir={workdir}", *steps, length]) == 0
   flags = ("--config.total_steps=4", "--config.eval_every=2", "--config.batch_size=8", "--config.task.length=64")
-  suite = [f"--workdir={workdir}", "--suite=glue", "--tasks=cola", data, f"--output={output}"]
+  suite = [
+    f"--workdir={workdir}",
+    "--suite=glue",
+    "--tasks=cola",
+    data,
+    f"--output={output}",
+    "--config.task.buckets=1",
+  ]
   command = [*suite, *flags, "--seeds=2", "--rates=2e-3"]
   assert evaluate.main([*command, "--step=2"]) == 0, capsys.readouterr().err
   folders = [output / "cola" / f"0.002-{seed}" for seed in range(2)]

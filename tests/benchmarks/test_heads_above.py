@@ -12,7 +12,7 @@ from fine_tuning import fine_tuning
 from t5x_like import train
 from tests.runs import alone, restored
 
-pytestmark = pytest.mark.usefixtures("compiled", "one_device")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 SHORT = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2", "--config.evals={}")
 TOKENS = {"name": "tokens", "labels": 2}
 FEATURES = {"name": "bilstm", "head": TOKENS, "states": [0, -1], "hidden": 8, "dropout": 0.1}

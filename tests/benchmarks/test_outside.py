@@ -10,7 +10,7 @@ from t5x_like import evaluate, train
 from t5x_like.benchmarks import outside
 from tests.runs import REPO, alone
 
-pytestmark = pytest.mark.usefixtures("compiled", "one_device")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 PAGE = (REPO / "docs" / "how-to" / "run-a-benchmark-suite.md").read_text()
 TOML = PAGE.partition("```toml\n")[2].partition("```")[0]
 TOML = TOML.replace("seeds = 3", "seeds = 2").replace("batch_size = 16", "total_steps = 3")

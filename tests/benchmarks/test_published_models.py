@@ -10,7 +10,7 @@ import published_models
 from more import later
 from t5x_like import evaluate
 
-pytestmark = pytest.mark.usefixtures("compiled", "one_device")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 HEADLESS = {"bert": {"head": "pooled"}}  # a BertModel, as sentence encoders are published
 
 

@@ -14,6 +14,8 @@ from t5x_like.files.places import place
 from tests import object_server
 from tests.checkpoints.test_checkpoint import abstract_of, as_bytes, make_state, mesh_of
 
+pytestmark = pytest.mark.runs
+
 pytest.importorskip("gcsfs")
 
 

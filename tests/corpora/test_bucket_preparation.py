@@ -20,6 +20,8 @@ from t5x_like.files.places import place
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
+pytestmark = pytest.mark.runs
+
 pytest.importorskip("gcsfs")  # imported before the clock of a lease of 1.2 s runs
 
 

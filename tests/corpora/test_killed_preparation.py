@@ -18,6 +18,8 @@ from t5x_like.errors import UserError
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
+pytestmark = pytest.mark.runs
+
 
 def files_of(root):
   return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}

@@ -11,6 +11,8 @@ from corpora import assert_same
 from t5x_like import slots
 from t5x_like.data import loader, task, tasks
 
+pytestmark = pytest.mark.runs
+
 B, STEP = 8, 5
 ROWS = ((0, 2, 4, 5, 6), (1, 3, 7))  # what two hosts might make; more of them are in test_loader.py
 BUILTIN = {"store": "builtin"}

@@ -32,7 +32,7 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import trained
 
-pytestmark = pytest.mark.usefixtures("compiled", "one_device")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 ENCODER, T5, VIT, CLIP = (f"tests/recipes/{name}.py" for name in ("nano_encoder", "nano", "nano_image", "nano_clip"))
 DETR = "configs/detr/base.py:debug"
 ALL = slots.names(evals)

@@ -13,7 +13,7 @@ from t5x_like.files import clients, leases, remote
 from tests import object_server
 from tools import prepare_data
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 pytest.importorskip("gcsfs")
 RUN = ("--config=tests/recipes/nano_decoder.py", "--config.checkpoint.every=2")
 GONE = "://bucket does not exist; create it, or correct the address"

@@ -15,7 +15,7 @@ from t5x_like.files.places import place
 from tests import object_server
 from tools import convert_hf, few_shot, prepare_data
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 pytest.importorskip("gcsfs")
 RECIPE = "--config=tests/recipes/nano_decoder.py"
 STORE = ("--config.task.documents_end=nothing",)

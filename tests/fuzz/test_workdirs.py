@@ -20,6 +20,8 @@ from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
 from tests.runs import losses, prints
 from tools import convert_hf
 
+pytestmark = pytest.mark.runs
+
 SEED, SAMPLE, ALL, PARTS = 11, 15, 220, 4
 FLAGS = ("--config=tests/recipes/nano.py", "--config.eval_every=2", "--config.checkpoint.every=2")
 FLAGS += ('--config.evals.loss={"max_examples": 16}',)

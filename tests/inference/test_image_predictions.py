@@ -10,6 +10,8 @@ from image_files import ODD, folders
 from t5x_like import evaluate, predict, train
 from t5x_like.data.images import store
 
+pytestmark = pytest.mark.runs
+
 NANO = "tests/recipes/nano_image.py"
 
 

@@ -15,7 +15,7 @@ from t5x_like.data.supervised.chat import Message
 from t5x_like.inference import terminal, web
 from t5x_like.training import trained as saved
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 KINDS = {"decoder": "tests/recipes/nano_decoder.py", "encoder": "tests/recipes/nano_encoder.py"}
 FLAGS = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2", "--config.evals.loss={}")
 TEXT = {"t5": "Returns the <extra_id_0> of the array.", "decoder": "Returns the sum", "encoder": "Returns the [MASK]."}

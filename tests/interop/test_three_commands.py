@@ -20,6 +20,8 @@ from t5x_like.store.tokens import TokenStore
 from t5x_like.training import trained as trained_run
 from tools import convert_hf, prepare_data
 
+pytestmark = pytest.mark.runs
+
 DIMS = Dims(embed=32, heads=2, kv_heads=2, head_dim=16, mlp=128, layers=1)
 LEARNED = {"name": "learned", "length": 64}
 # kind -> (family, a variant like it, its table, what its design differs in, ids, recipe, other flags)

@@ -21,7 +21,7 @@ from t5x_like.nn import params
 from tests.runs import REPO
 from tools import convert_hf
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 TEXTS = {"gpt2": "the quick brown", "t5": "the quick <extra_id_0> fox", "bert": "the quick [MASK] fox"}
 SHORT = ["total_steps=2", "batch_size=8", "eval_every=2", "evals={}", "checkpoint.every=2", "schedule.warmup_steps=1"]
 SHORT += ['mesh={"data": -1}', "model.remat=none", "model.dropout=0.0", "peak_flops=1e11", "task.length=16"]

@@ -13,6 +13,8 @@ from t5x_like import recipes
 from t5x_like.errors import UserError
 from tests.runs import NANO, REPO, environment
 
+pytestmark = pytest.mark.runs
+
 NOTEBOOK = REPO / "docs" / "notebook.ipynb"
 FLAGS = {"total_steps": 2, "eval_every": 2, "checkpoint.every": 2, "evals": {"loss": {}}}
 

@@ -146,7 +146,7 @@ def test_dropped_paths_and_another_number_of_channels():
   "changes, words",
   [
     ({"design": {"position": "learned_1d"}}, "config.model.design.position: found 'learned_1d', expected one between"),
-    ({"head": {"name": "image_classification", "pooling": "token"}}, "found 'token', but the model has none"),
+    ({"head": {"name": "image_classification", "pooling": "token"}}, "found 'token', but the model has no such token"),
   ],
 )
 def test_what_does_not_fit_is_refused(changes, words):

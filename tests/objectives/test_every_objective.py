@@ -14,6 +14,8 @@ from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve
 from tests.fine_tuning import FINE_TUNING, fine_tuning
 
+pytestmark = pytest.mark.runs
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.py") if path.stem != "__init__")
 USUAL = {  # for an objective without a recipe of its own, by the tokens that its outputs stand beside

@@ -14,6 +14,8 @@ from t5x_like.errors import DamageError, TransientError, UserError
 from t5x_like.files import remote, remote_ranges
 from t5x_like.store.tokens import TokenStore
 
+pytestmark = pytest.mark.runs
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):

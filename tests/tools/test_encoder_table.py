@@ -10,7 +10,7 @@ from t5x_like.benchmarks import outside
 from tests.runs import alone
 from tools import encoder_table
 
-pytestmark = pytest.mark.usefixtures("compiled", "one_device")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ import pytest
 from tools.benchmark import __main__ as benchmark
 from tools.benchmark import marks
 
+pytestmark = pytest.mark.runs
+
 REPO = pathlib.Path(__file__).resolve().parents[2]
 BLOCKED = ("tensorflow", "tensorflow_datasets", "ml_collections", "sentencepiece")
 BLOCK = f"""

@@ -13,6 +13,8 @@ from t5x_like.report.writer import read_metrics
 from t5x_like.training import buckets
 from tests.runs import losses, prints
 
+pytestmark = pytest.mark.runs
+
 PAD = 3
 
 

@@ -14,6 +14,8 @@ from t5x_like.training import ema, guard, tunings
 from t5x_like.training.optimizer import OPTIMIZERS, to_named
 from tests.runs import assert_same_bits, restored
 
+pytestmark = pytest.mark.runs
+
 NANO = "tests/recipes/nano_image.py"
 
 

@@ -16,7 +16,7 @@ from t5x_like.training.guard import GUARDS, Guard, watch
 from t5x_like.training.run import Run
 from tests.runs import NANO, losses, prints, steps
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 POISON = 4  # the batch with NaN in it, which step 5 meets
 TOTAL = 10
 

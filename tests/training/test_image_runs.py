@@ -20,7 +20,7 @@ from tests.runs import LAUNCHER, assert_same_bits, restored
 from tests.runs import run as in_processes
 from tools import convert_hf
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 NANO = "tests/recipes/nano_image.py"
 LARGER = ("--config.model.resolution=24", "--config.task.resolution=24", '--config.task.mixing={"mixup": 0.0}')
 TOTAL = ("--config.total_steps=4", "--config.eval_every=4")

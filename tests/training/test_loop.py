@@ -14,7 +14,7 @@ from t5x_like.report.writer import read_metrics
 from t5x_like.training import evaluation, loop
 from tests.runs import NANO, losses, prints, steps
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 
 
 def go(workdir, *flags) -> int:

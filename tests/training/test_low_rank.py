@@ -14,7 +14,7 @@ from t5x_like.nn.linear import ADAPTERS
 from t5x_like.training import trained
 from tests.runs import assert_same_bits, restored
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 FLAGS = (
   "--config=tests/recipes/nano_decoder.py",
   "--config.checkpoint.every=2",

@@ -13,6 +13,8 @@ import pytest
 
 from t5x_like.training.preemption import StopRequest
 
+pytestmark = pytest.mark.runs
+
 REPO = pathlib.Path(__file__).resolve().parents[2]
 LOOP = """
 import sys, time

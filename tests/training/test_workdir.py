@@ -16,7 +16,7 @@ from t5x_like.training import workdir as workdirs
 from t5x_like.training.run import Run
 from tests.runs import NANO, losses, prints, steps
 
-pytestmark = pytest.mark.usefixtures("compiled", "one_device")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 FLAGS = ("--config.eval_every=4", "--config.checkpoint.every=2", "--config.evals.loss.max_examples=8")
 
 
