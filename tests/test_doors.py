@@ -22,7 +22,7 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tests.runs import NANO, REPO, environment, steps
 from tests.runs import train as command
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 SMALL = ("--config.total_steps=4", "--config.eval_every=4", "--config.checkpoint.every=2", "--config.evals.loss={}")
 
 

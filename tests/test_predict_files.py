@@ -8,7 +8,7 @@ import pytest
 from t5x_like import predict
 from t5x_like.inference import capacity
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 
 
 @pytest.fixture

@@ -7,10 +7,13 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from t5x_like.checkpoints.manager import Checkpoints
+
+pytestmark = pytest.mark.runs
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = """

@@ -17,6 +17,8 @@ from t5x_like.errors import UserError
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
+pytestmark = pytest.mark.runs
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):

@@ -17,6 +17,8 @@ from t5x_like.data import iterator as dataset_iterator
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
+pytestmark = pytest.mark.runs
+
 PIPELINE = """
 import gc, itertools, random, sys, threading, time
 import numpy as np

@@ -10,6 +10,8 @@ from t5x_like.data import task
 from t5x_like.errors import UserError
 from tools import inspect_data
 
+pytestmark = pytest.mark.runs
+
 REPO = pathlib.Path(__file__).resolve().parents[2]
 RECIPE = f"--config={REPO}/configs/t5/base.py:debug"
 ECHO = """

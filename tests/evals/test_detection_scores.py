@@ -17,6 +17,8 @@ from t5x_like.nn import params
 from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve
 
+pytestmark = pytest.mark.runs
+
 CLASSES = ("cat", "dog", "bat")
 
 

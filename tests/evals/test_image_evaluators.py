@@ -14,7 +14,7 @@ from t5x_like.training import assembly
 from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 RECIPE = "tests/recipes/nano_image.py"
 
 

@@ -21,7 +21,7 @@ from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies import load
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 ENCODER, T5 = "tests/recipes/nano_encoder.py", "tests/recipes/nano.py"
 TEXT = {
   "name": "text_to_text",

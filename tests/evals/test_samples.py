@@ -9,7 +9,7 @@ import tests.recipes.nano_decoder
 import tests.recipes.nano_encoder  # noqa: F401 -- the variants that the runs are of
 from t5x_like import train
 
-pytestmark = pytest.mark.usefixtures("compiled", "one_device")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 SHORT = ["--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2", "--config.evals.samples={}"]
 
 

@@ -28,6 +28,8 @@ from t5x_like.training import workdir
 from tests import published, stores
 from tools import convert_hf, prepare_data
 
+pytestmark = pytest.mark.runs
+
 HOSTILE = [
   "x/../../../elsewhere",
   "..",

@@ -16,6 +16,8 @@ from t5x_like.training import workdir as workdirs
 from tests.fuzz.harness import Ground
 from tools import convert_hf
 
+pytestmark = pytest.mark.runs
+
 
 def pipe(path: pathlib.Path) -> None:
   os.mkfifo(path)

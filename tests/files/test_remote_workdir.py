@@ -8,7 +8,7 @@ from t5x_like import evaluate, predict, train
 from t5x_like.files import remote
 from tests import object_server
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 pytest.importorskip("gcsfs")
 RECIPE = "--config=tests/recipes/nano_decoder.py"
 

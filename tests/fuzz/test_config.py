@@ -12,6 +12,8 @@ from t5x_like.training import restoring
 from t5x_like.training.resolve import resolve
 from tests.fuzz.harness import Ground, generator
 
+pytestmark = pytest.mark.runs
+
 SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", 30))
 CASES, SAMPLE = int(os.environ.get("T5X_LIKE_FUZZ_CASES", 520)), 25
 REPO = pathlib.Path(__file__).resolve().parents[2]

@@ -11,6 +11,8 @@ import pytest
 from t5x_like.errors import DamageError, UserError, door
 from tests.fuzz.harness import Ground, generator
 
+pytestmark = pytest.mark.runs
+
 
 def refused(workdir):
   raise UserError("KEY: found 1, expected 2")

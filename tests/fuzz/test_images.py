@@ -14,6 +14,8 @@ from t5x_like.corpora.sources import open_source
 from t5x_like.data.images import boxes, store
 from tests.fuzz import bending
 
+pytestmark = pytest.mark.runs
+
 LAYOUTS = ("idx", "folders", "voc", "coco")
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 10, 4), np.uint8)
 VOC = (

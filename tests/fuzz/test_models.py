@@ -14,6 +14,8 @@ from t5x_like.interop import hf
 from t5x_like.interop.files import INDEX, WEIGHTS
 from tests.fuzz import bending
 
+pytestmark = pytest.mark.runs
+
 NAMES = sorted(cases.CASES)
 
 

@@ -16,6 +16,8 @@ from t5x_like.nn.dims import Dims
 from t5x_like.vocabularies import load, special
 from tools import convert_hf
 
+pytestmark = pytest.mark.runs
+
 TEXTS = ["a small model", "the small model of a language, with more words than the other"]
 
 

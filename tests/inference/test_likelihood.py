@@ -19,6 +19,8 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.rows import Runner
 from tools import few_shot
 
+pytestmark = pytest.mark.runs
+
 V, LONGEST = 384, 40
 SIZE = Variant(Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2), gpt.GPT2, V)
 

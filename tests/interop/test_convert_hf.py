@@ -12,6 +12,8 @@ from t5x_like.nn import params
 from t5x_like.training import trained as trained_run
 from tools import convert_hf
 
+pytestmark = pytest.mark.runs
+
 NANO = "tests/recipes/nano.py"
 
 

@@ -14,6 +14,8 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tests.fuzz.harness import Ground
 from tools import convert_hf, prepare_data
 
+pytestmark = pytest.mark.runs
+
 CONFIGS = {
   "a list": ("t5", lambda config: [], "found a JSON array, expected"),
   "null": ("t5", lambda config: None, "found a JSON null, expected"),

@@ -21,6 +21,8 @@ from t5x_like.training import importing
 from t5x_like.training import trained as trained_run
 from tools import convert_hf, convert_t5x
 
+pytestmark = pytest.mark.runs
+
 NANO = "tests/recipes/nano.py"
 STEP = 1_200
 # A store of bytes, so that the vocabulary fits the small table; no dropout, and a rate that the step decides.

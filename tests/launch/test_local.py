@@ -8,6 +8,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+pytestmark = pytest.mark.runs
+
 REPO = pathlib.Path(__file__).resolve().parents[2]
 LAUNCHER = [sys.executable, str(REPO / "launch" / "local.py"), "--devices_per_process=2", "--grace_seconds=2"]
 

@@ -9,6 +9,8 @@ import pytest
 
 from launch import commands, tpu_vm
 
+pytestmark = pytest.mark.runs
+
 WORKDIR = "--workdir=memory://bucket/runs/T5 base"
 FLAGS = ("--project=p", "--zone=z", "--accelerator_type=v5litepod-8", "--spot")
 

@@ -25,6 +25,8 @@ from tests.models.families import Case, model
 from tests.runs import assert_same_bits, restored
 from tools import convert_hf
 
+pytestmark = pytest.mark.runs
+
 NANO = "tests/recipes/nano_image.py"
 B, V = 5, 7
 

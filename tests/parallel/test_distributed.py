@@ -11,6 +11,8 @@ import pytest
 
 from t5x_like.parallel import distributed
 
+pytestmark = pytest.mark.runs
+
 REPO = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys

@@ -17,6 +17,8 @@ from t5x_like.parallel.constrain import platform, target
 from t5x_like.planning import child, compiling, hardware, search, steps, table
 from t5x_like.training.build import build
 
+pytestmark = pytest.mark.runs
+
 NANO = "--config=tests/recipes/nano.py"
 FIELDS = (
   "ring_gigabytes",

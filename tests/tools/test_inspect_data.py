@@ -12,6 +12,8 @@ from t5x_like.data import loader, task
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tools import inspect_data
 
+pytestmark = pytest.mark.runs
+
 
 def test_every_piece_is_one_of_the_batch(tmp_path, capsys):
   page = tmp_path / "page.html"
