@@ -3,7 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
-RUNS := 'runs and not (heavy or drill or howto or parity or services or more or fuzz or install or site)'
+OTHERS := heavy or drill or howto or parity or services or more or fuzz or install or site
 
 .PHONY: setup quickstart test test-runs docs test-docs test-fuzz test-install test-heavy test-drills test-howtos test-more test-services plans parity benchmarks lint clean
 
@@ -15,11 +15,11 @@ quickstart: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(RUN) -m ruff check --quiet .
 	$(RUN) -m ruff format --check --quiet .
-	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST)
+	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not (runs or $(OTHERS))' $(PYTEST)
 
 # Whole runs of the commands: started, stopped, continued, evaluated, at every door.
 test-runs: $(VENV)/.ready
-	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m $(RUNS) $(PYTEST)
+	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'runs and not ($(OTHERS))' $(PYTEST)
 
 # What make test leaves out because it takes long: runs killed at many moments, each start compiled anew.
 test-heavy: $(VENV)/.ready
