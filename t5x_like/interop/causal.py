@@ -146,6 +146,16 @@ def local_layers(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
   return [kind == KINDS[0] for kind in types[:period]]
 
 
+def by_kind(local: list[bool], near: Any, far: Any) -> Any:
+  """Return a cell of a design for a period: `near` for layers with a window, `far` for the others; one if equal."""
+  return near if near == far else tuple(near if here else far for here in local)
+
+
+def width_of(design, default: int | None) -> int | None:
+  """Return the width of the layers with a window."""
+  return max((window for window in design.windows if window), default=default)
+
+
 def layer_types(windows: tuple, layers: int) -> list[str]:
   """Return `layer_types` for a design's windows."""
   return [KINDS[windows[layer % len(windows)] is None] for layer in range(layers)]

@@ -4,10 +4,28 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.objectives._cross_entropy import statistics
-from t5x_like.objectives._losses import Batch
+from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
 
 
 def log_probabilities(logits, rows: Batch) -> jax.Array:
   """Sum the log-probabilities of each row's weighted targets: float32 [B, 2]."""
   log_z_RT, target_logit_RT, *_ = statistics(logits, rows["decoder_target_tokens"], total=False)
   return jnp.sum((target_logit_RT - log_z_RT) * rows["decoder_loss_weights"], axis=1).reshape(-1, 2)
+
+
+def summed(
+  weights_B2T: jax.Array, loss_B: jax.Array, each: dict[str, jax.Array], outputs: dict
+) -> tuple[jax.Array, Sums]:
+  """Sum over the pairs that are not padding, which have a weighted token.
+
+  Args:
+    weights_B2T: weights of the tokens of both answers.
+    loss_B, each: the loss and further figures of every pair, [B].
+    outputs: the model's.
+  Returns:
+    (loss sum, sums): `loss`, `weights` (pairs), `each`, and the scalars of the model.
+  """
+  pairs_B = jnp.any(weights_B2T > 0, axis=(1, 2)).astype(jnp.float32)
+  loss = jnp.sum(loss_B * pairs_B)
+  sums = {"loss": loss, "weights": jnp.sum(pairs_B)} | {name: jnp.sum(x * pairs_B) for name, x in each.items()}
+  return add_auxiliary(loss, sums, outputs)

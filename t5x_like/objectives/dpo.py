@@ -3,13 +3,12 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.nn.linear import without_adapters
 from t5x_like.objectives import flat
-from t5x_like.objectives._answers import log_probabilities
-from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
+from t5x_like.objectives._answers import log_probabilities, summed
+from t5x_like.objectives._losses import Batch, DecoderTargets, Sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +66,11 @@ class Objective(DecoderTargets):
     reference = getattr(model, "reference", None) or without_adapters(model, merged=False)
     own_B2 = log_probabilities(outputs["logits"], rows)
     base_B2 = jax.lax.stop_gradient(log_probabilities(reference.outputs(rows)["logits"], rows))
-    pairs_B = jnp.any(batch[self.weights] > 0, axis=(1, 2)).astype(jnp.float32)
     reward_B2 = self.beta * (own_B2 - base_B2)
     margin_B = reward_B2[:, 0] - reward_B2[:, 1]
     right, wrong = 1.0 - self.label_smoothing, self.label_smoothing
     # -log sigmoid(x) = softplus(-x)
     loss_B = right * jax.nn.softplus(-margin_B) + wrong * jax.nn.softplus(margin_B)
-    loss = jnp.sum(loss_B * pairs_B)
     each = {
       "correct": margin_B > 0,
       "margin": margin_B,
@@ -84,5 +81,4 @@ class Objective(DecoderTargets):
       "reference_chosen_log_probability": base_B2[:, 0],
       "reference_rejected_log_probability": base_B2[:, 1],
     }
-    sums = {"loss": loss, "weights": jnp.sum(pairs_B)} | {name: jnp.sum(x * pairs_B) for name, x in each.items()}
-    return add_auxiliary(loss, sums, outputs)
+    return summed(batch[self.weights], loss_B, each, outputs)

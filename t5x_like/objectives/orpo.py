@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.objectives import flat
-from t5x_like.objectives._answers import log_probabilities
-from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
+from t5x_like.objectives._answers import log_probabilities, summed
+from t5x_like.objectives._losses import Batch, DecoderTargets, Sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +54,9 @@ class Objective(DecoderTargets):
     outputs = model.outputs(rows, key)
     tokens_B2 = jnp.maximum(jnp.sum(batch[self.weights], axis=-1), 1.0)
     mean_B2 = log_probabilities(outputs["logits"], rows) / tokens_B2
-    pairs_B = jnp.any(batch[self.weights] > 0, axis=(1, 2)).astype(jnp.float32)
     odds_B2 = mean_B2 - jnp.log(-jnp.expm1(jnp.minimum(mean_B2, -1e-6)))  # log P - log(1 - P)
     ratio_B = odds_B2[:, 0] - odds_B2[:, 1]
     loss_B = -mean_B2[:, 0] + self.beta * jax.nn.softplus(-ratio_B)
-    loss = jnp.sum(loss_B * pairs_B)
     each = {
       "correct": ratio_B > 0,
       "language_model_loss": -mean_B2[:, 0],
@@ -66,5 +64,4 @@ class Objective(DecoderTargets):
       "chosen_log_probability": mean_B2[:, 0],
       "rejected_log_probability": mean_B2[:, 1],
     }
-    sums = {"loss": loss, "weights": jnp.sum(pairs_B)} | {name: jnp.sum(x * pairs_B) for name, x in each.items()}
-    return add_auxiliary(loss, sums, outputs)
+    return summed(batch[self.weights], loss_B, each, outputs)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.objectives import flat
-from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
+from t5x_like.objectives._answers import summed
+from t5x_like.objectives._losses import Batch, DecoderTargets, Sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,15 +49,12 @@ class Objective(DecoderTargets):
     """
     outputs = model.outputs(flat(batch), key)
     reward_B2 = outputs["scores"][:, 0].reshape(-1, 2)
-    pairs_B = jnp.any(batch[self.weights] > 0, axis=(1, 2)).astype(jnp.float32)
     margin_B = reward_B2[:, 0] - reward_B2[:, 1]
     loss_B = jax.nn.softplus(self.gap - margin_B) + self.centre * jnp.square(jnp.sum(reward_B2, axis=1))
-    loss = jnp.sum(loss_B * pairs_B)
     each = {
       "correct": margin_B > 0,
       "margin": margin_B,
       "chosen_reward": reward_B2[:, 0],
       "rejected_reward": reward_B2[:, 1],
     }
-    sums = {"loss": loss, "weights": jnp.sum(pairs_B)} | {name: jnp.sum(x * pairs_B) for name, x in each.items()}
-    return add_auxiliary(loss, sums, outputs)
+    return summed(batch[self.weights], loss_B, each, outputs)

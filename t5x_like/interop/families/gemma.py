@@ -20,8 +20,7 @@ def build(fields: Fields, names: set[str]):
     every = fields.take("sliding_window_pattern", gemma3.GLOBAL_EVERY)
     fields.ignore("_sliding_window_pattern")  # the library's own note; it writes `layer_types` with it
     local = causal.local_layers(fields, lambda layer: (layer + 1) % every != 0)
-    near, far = causal.ropes(fields, local=1e4, full=1e6, local_name="rope_local_base_freq")
-    position = near if near == far else tuple(near if here else far for here in local)
+    position = causal.by_kind(local, *causal.ropes(fields, local=1e4, full=1e6, local_name="rope_local_base_freq"))
   else:
     local, position = causal.local_layers(fields, lambda layer: layer % 2 == 0), causal.rope(fields)
   window = causal.optional(fields, "sliding_window", 4096)
@@ -81,7 +80,7 @@ def config(model, model_type: str | None) -> dict:
     "query_pre_attn_scalar": scalar,
     "attn_logit_softcapping": design.softcap,
     "final_logit_softcapping": design.logits_softcap,
-    "sliding_window": max((window for window in design.windows if window), default=4096),
+    "sliding_window": causal.width_of(design, 4096),
     "layer_types": causal.layer_types(design.windows, dims.layers),
   }
 

@@ -17,9 +17,8 @@ def build(fields: Fields, names: set[str]):
   if fields.values["model_type"] == "olmo3":
     local = causal.local_layers(fields, lambda layer: (layer + 1) % 4 != 0)
     window = causal.optional(fields, "sliding_window", 4096)
-    near, far = causal.ropes(fields, local=5e5, full=5e5)
     windows = tuple(window if here else None for here in local)
-    position = near if near == far else tuple(near if here else far for here in local)
+    position = causal.by_kind(local, *causal.ropes(fields, local=5e5, full=5e5))
   design = dataclasses.replace(
     olmo.OLMO2,
     norm_epsilon=fields.take("rms_norm_eps", 1e-5),
@@ -52,7 +51,7 @@ def config(model, model_type: str | None) -> dict:
   sizes = llama.sizes_config(model, causal.ropes_config(model) if third else None)
   del sizes["head_dim"]
   if third:
-    sizes["sliding_window"] = max((window for window in design.windows if window), default=4096)
+    sizes["sliding_window"] = causal.width_of(design, 4096)
     sizes["layer_types"] = causal.layer_types(design.windows, dims.layers)
   name, model_type = ("Olmo3", "olmo3") if third else ("Olmo2", "olmo2")
   return {

@@ -81,7 +81,7 @@ def config(model, model_type: str | None) -> dict:
     **causal.one_window(design),
   )
   name, model_type = ("Qwen2", "qwen2") if old else ("Qwen3Moe", "qwen3_moe") if experts else ("Qwen3", "qwen3")
-  window = max((window for window in design.windows if window), default=None)
+  window = causal.width_of(design, None)
   sizes = llama.sizes_config(model)
   if old or (experts and dims.embed == dims.heads * dims.head_dim):
     del sizes["head_dim"]
