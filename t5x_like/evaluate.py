@@ -156,7 +156,7 @@ def _suite(args, overrides: list[str]) -> None:
   from t5x_like.benchmarks import outside, steps, suite, tables
   from t5x_like.report import page
   from t5x_like.runtime import compile_cache, process
-  from t5x_like.training import workdir
+  from t5x_like.training import trained
 
   names = [] if args.suite is None else args.suite.split(",")
   trust.admit(names)
@@ -178,8 +178,7 @@ def _suite(args, overrides: list[str]) -> None:
     raise UserError(f"--workdir={given[0]}: needs --output=DIR, a local directory for the results")
   workdirs = [hub.directory(word, "--workdir") for word in given]
   for word in workdirs:
-    if workdir.read(word) is None:
-      raise hub.absent(word, "--workdir")
+    trained.identity_of(word)  # raises if there is none
   form = "from_scratch" if args.from_scratch else ""
   folder = "+".join(map(outside.short, names)) or _QUESTIONS
   output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / folder / form)

@@ -113,7 +113,7 @@ def in_batches(
   members: dict[int, list[int]] = {}
   for number, length in enumerate(lengths):
     members.setdefault(length, []).append(number)
-  ways, results, sharding = rules.split("batch"), {}, rules.batch()
+  ways, results, sharding = rules.ways("batch"), {}, rules.batch()
 
   def place(x: np.ndarray, B: int) -> jax.Array:
     x = np.concatenate([x, np.zeros((B - len(x), *x.shape[1:]), x.dtype)])

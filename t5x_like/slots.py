@@ -72,7 +72,7 @@ def names(registry: Registry) -> list[str]:
   return sorted(p.stem for folder in folders for p in folder.glob("*.py") if not p.stem.startswith("_"))
 
 
-def split(where: str, value: Any) -> tuple[str | None, dict[str, Any]]:
+def name_and_arguments(where: str, value: Any) -> tuple[str | None, dict[str, Any]]:
   """Split `"rope"` or `{"name": "rope", "theta": 1e4}` into (name, arguments); a missing name is None.
 
   Raises:
@@ -167,11 +167,26 @@ def make(where: str, value: Any, registry: Registry, member: str = "", **supplie
   Raises:
     UserError: as `find` and `fill`.
   """
-  name, arguments = split(where, value)
+  name, arguments = name_and_arguments(where, value)
   function = find(where, name, registry, member)
   parameters, _ = _signature(function)
   supplied = {key: thing for key, thing in supplied.items() if key in parameters}
   return function(**supplied, **fill(where, arguments, function, given=tuple(supplied)))
+
+
+class Slot(NamedTuple):
+  """A key that names a function or class; `registry` and `member` as in `find`, `given` and `also` as in `fill`."""
+
+  registry: Registry
+  member: str = ""
+  given: Sequence[str] = ()
+  also: Sequence[Callable] = ()
+
+  def complete(self, where: str, value: Any, usual: str | None = None) -> dict[str, Any]:
+    """Return a value's name, or the usual one, and all arguments, checked; raise UserError as `find` and `fill`."""
+    name, arguments = name_and_arguments(where, value)
+    function = find(f"{where}.name", name or usual, self.registry, self.member)
+    return {"name": name or usual} | fill(where, arguments, function, self.given, self.also)
 
 
 def takes(function: Callable) -> list[str]:

@@ -114,7 +114,7 @@ def test_the_laptop_forms_keep_what_a_recipe_is_about(recipe):
   full, tiny, debug = (recipes.load(f"{recipe}{form}") for form in ("", ":tiny", ":debug"))
   about = lambda config: (  # noqa: E731
     config.model.name,
-    slots.split("model.head", config.model.get("head") or "none")[0],
+    slots.name_and_arguments("model.head", config.model.get("head") or "none")[0],
     config.objective.name,
     config.optimizer,
     config.schedule.name,

@@ -30,7 +30,7 @@ def check_train(words: list[str]) -> None:
   given = [word for word in overrides if not word.startswith(("init.", "teacher."))]
   check_init(recipes.load(args.config, overrides))
   config = resolve(recipes.load(args.config, given))
-  name, arguments = slots.split("config.task", config.task)
+  name, arguments = slots.name_and_arguments("config.task", config.task)
   slots.fill("config.task", {"split": "train", **arguments}, slots.find("config.task.name", name, tasks, "task"))
 
 

@@ -102,7 +102,7 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
       f"--vocabulary={workdir}/vocabulary"
     )
   command = f"train with --config={recipe} --workdir={workdir}{flags}"
-  head = slots.split("config.model.head", config.model.head)[0] if config.model.get("head") else None
+  head = slots.name_and_arguments("config.model.head", config.model.head)[0] if config.model.get("head") else None
   if head == "image_features":
     command = f"train a classifier or a detector with --config.init.workdir={workdir}"
   if head in ("none", "pooled"):  # nothing to pretrain with

@@ -132,7 +132,7 @@ class DualEncoder(nnx.Module):
       raise UserError(f"config.model.scale: found {scale}, expected above 0 and at most 100")
     options = dict(dropout=dropout, dtype=dtype, remat=remat, layers=layers, pipeline=pipeline)
     changes = {side: _changes(design, side) for side in _SIDES}
-    projects = slots.split("config.model.variant.image.head", variant.image.head)[0] != "attention_pool"
+    projects = slots.name_and_arguments("config.model.variant.image.head", variant.image.head)[0] != "attention_pool"
     head = {"name": "projection", "width": variant.width} if projects else "attention_pool"
     if not projects and variant.width != variant.image.dims.embed:
       found = f"found {variant.width} with images of {variant.image.dims.embed}"

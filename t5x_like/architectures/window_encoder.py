@@ -125,7 +125,7 @@ class WindowEncoder(StagedEncoder):
   def _design(self, number: int) -> Design:
     """Return the design of a stage, with the window that its positions were first trained on."""
     design, pretrained = self.variant.design, self.variant.pretrained_windows
-    name, arguments = slots.split("config.model.design.position", design.position)
+    name, arguments = slots.name_and_arguments("config.model.design.position", design.position)
     if not pretrained or name != "log_cpb":
       return design
     return dataclasses.replace(design, position={"name": name, **arguments, "pretrained": pretrained[number]})

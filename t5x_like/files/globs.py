@@ -57,9 +57,15 @@ def kind(path: str) -> str:
 
 
 def matches(pattern: str) -> list[str]:
-  """Return the sorted paths that match a glob pattern; raise UserError for a directory that cannot be listed."""
+  """Return the sorted paths that match a glob pattern, or the pattern itself if a local file has that name.
+
+  Raises:
+    UserError: a directory cannot be listed.
+  """
   found = place(pattern)
-  return [str(path) for path in found.matches()] if isinstance(found, Remote) else sorted(_local_matches(str(found)))
+  if isinstance(found, Remote):
+    return [str(path) for path in found.matches()]
+  return [str(found)] if found.exists() else sorted(_local_matches(str(found)))
 
 
 def _local_matches(pattern: str) -> list[str]:

@@ -39,7 +39,7 @@ def check(run: Runner, features: dict, *, rows: int, beams: int, prompt: int, ne
     )
   few, many = _bytes(few), _bytes(many)
   slot = max((many - few) // (_MANY - _FEW), 1)
-  ways = run.rules.split("batch")
+  ways = run.rules.ways("batch")
   together = -(-min(run.batch_size, rows) // ways)  # on one device
   together *= jax.local_device_count() if jax.default_backend() == "cpu" else 1
   fixed = max(few - slot * _FEW, 0)

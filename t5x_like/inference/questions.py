@@ -12,7 +12,6 @@ from typing import Any
 from t5x_like.corpora.sources import Record, Skip, kind_of, open_source
 from t5x_like.errors import UserError
 from t5x_like.files import globs
-from t5x_like.files.places import place
 from t5x_like.inference.likelihood import Scored
 from t5x_like.inference.prompts import Prompts
 from t5x_like.metrics.answers import final_number, normalize_trivia_qa
@@ -55,7 +54,7 @@ def files(patterns: Sequence[str]) -> dict[str, str]:
   """List the files of patterns by the first part of their names; raise UserError if none match or names collide."""
   found: dict[str, str] = {}
   for pattern in patterns:
-    paths = [pattern] if place(pattern).exists() else globs.matches(pattern)
+    paths = globs.matches(pattern)
     if not paths:
       raise UserError(f"{pattern}: no such file of questions")
     for path in paths:

@@ -37,7 +37,7 @@ class Stream:
   ):
     self._run, self._predict, self._transforms = run.changed(for_decoding), predict, tuple(transforms)
     self.context, self._key, self._answers = context, jax.random.key(seed), 0
-    self._rows = run.rules.split("batch")  # the text is the first row; the others complete a batch
+    self._rows = run.rules.ways("batch")  # the text is the first row; the others complete a batch
     self._read, self._step = jax.jit(self._first), jax.jit(self._next, donate_argnums=1)
 
   def __call__(self, ids: Sequence[int], temperature: float = 0.0) -> Iterator[str]:

@@ -70,7 +70,9 @@ class Model(Encoder):
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     design = self.variant.design
-    position, core = (slots.split(f"config.model.design.{n}", getattr(design, n))[0] for n in ("position", "core"))
+    position, core = (
+      slots.name_and_arguments(f"config.model.design.{n}", getattr(design, n))[0] for n in ("position", "core")
+    )
     if (position, core, design.qk_norm) != ("none", "dense", False) or design.attention_scale == "cosine":
       found = f"position {position!r}, core {core!r}, qk_norm {design.qk_norm}"
       raise UserError(

@@ -103,7 +103,7 @@ class Rules:
   def replicated(self) -> NamedSharding:
     return NamedSharding(self.mesh, PartitionSpec())
 
-  def split(self, name: str) -> int:
+  def ways(self, name: str) -> int:
     """Return the number of parts into which the logical axis `name` is split."""
     return math.prod(self.mesh.shape[a] for a in self.table[name])
 
@@ -173,7 +173,7 @@ class Rules:
     x = self.constrain(x, before, first=before[-1])
     rows, *_, moved = (_tuple(part) for part in self.spec(before, before[-1]))
     all_rows, *_, rest = (_tuple(part) for part in self.spec(after))
-    even = x.shape[0] % self.split(after[0]) == 0 and x.shape[-1] % self.split(before[-1]) == 0
+    even = x.shape[0] % self.ways(after[0]) == 0 and x.shape[-1] % self.ways(before[-1]) == 0
     groups = stages(self.mesh, *moved) if len(moved) == 1 else [None]
     if len(groups) == 1 or not even or rest or all_rows != (*rows, *moved):
       return self.constrain(x, after)
@@ -209,7 +209,7 @@ class Rules:
     self, contract: Callable, x: jax.Array, g: jax.Array, axes: tuple[str | None, ...], tokens: tuple[str | None, ...]
   ) -> jax.Array:
     # On its own, the partitioner would all-reduce the sum, which moves twice as much, and slice it afterwards.
-    even = tuple(a if a is None or size % self.split(a) == 0 else None for a, size in zip(tokens, x.shape))
+    even = tuple(a if a is None or size % self.ways(a) == 0 else None for a, size in zip(tokens, x.shape))
     inputs = PartitionSpec(*(part or None for part in self._token_parts(even)))
     summed = {axis for part in inputs for axis in _tuple(part)}
     axes = self.of_optimizer(axes)
@@ -257,8 +257,8 @@ class Rules:
 
   def _uneven(self, named: Iterable[tuple[jax.Array, tuple[str | None, ...]]]) -> set[str]:
     """Return the logical axes that do not divide and are left whole; record them in `dropped`."""
-    found = {a: n for x, axes in named for a, n in zip(axes, x.shape) if a and n % self.split(a)}
-    self.dropped.update(f"{a} of {n} over {'+'.join(self.table[a])}={self.split(a)}" for a, n in found.items())
+    found = {a: n for x, axes in named for a, n in zip(axes, x.shape) if a and n % self.ways(a)}
+    self.dropped.update(f"{a} of {n} over {'+'.join(self.table[a])}={self.ways(a)}" for a, n in found.items())
     return set(found)
 
 

@@ -84,7 +84,7 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
       state = abstract_state(parts.model, parts.optimizer, rules)
     except UserError:
       continue  # a parameter does not divide
-    ways, shared = rules.split("batch"), len(devices) // rules.split("batch")
+    ways, shared = rules.ways("batch"), len(devices) // rules.ways("batch")
     sent = sum(minimum.ring_bytes(named, rules, itemsize, train=True).values())
     gradients = steps.shard_bytes(state.params) * itemsize / 4  # in the compute dtype
     held = steps.shard_bytes(state) + gradients

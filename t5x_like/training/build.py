@@ -138,7 +138,7 @@ def _check_kept(config: ConfigDict, guard: Guard) -> None:
 
 def check_batch(config: ConfigDict, rules: Rules, key: str = "batch_size") -> None:
   """Check that a batch divides over the mesh; `key` is the config key of its size, for the UserError."""
-  ways, parts = rules.split("batch"), config.accumulation_steps
+  ways, parts = rules.ways("batch"), config.accumulation_steps
   if config.batch_size % (ways * parts):
     axes = "x".join(f"{a}={rules.mesh.shape[a]}" for a in rules.table["batch"] if rules.mesh.shape[a] > 1) or "1 device"
     raise UserError(

@@ -7,9 +7,10 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import recipes, vocabularies
+from t5x_like import vocabularies
 from t5x_like.data import features
 from t5x_like.errors import UserError
+from t5x_like.recipes import load as load_recipe
 from t5x_like.training import build, importing, other_runs
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.resolve import adopted, resolve
@@ -38,15 +39,15 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
   if recipe is None:
     config = config_lib.restored(identity, overrides, f"{workdir}/{workdirs.FILE}")
   elif published is not None:
-    config = other_runs.with_model(recipes.load(recipe, overrides), identity["model"], workdir)
+    config = other_runs.with_model(load_recipe(recipe, overrides), identity["model"], workdir)
   else:
-    config = adopted(recipes.load(recipe, overrides), workdir)
+    config = adopted(load_recipe(recipe, overrides), workdir)
     if "tokens" in identity["model"]:
       with config.model.unlocked(), config.model.ignore_type():
         config.model.tokens = identity["model"]["tokens"]  # from the vocabulary
     config.tuning = ConfigDict(identity["tuning"])  # the adapters
   config = resolve(config)
-  rules, (model, _) = build.mesh_rules(config), build.model_of(config)
+  (model, _), rules = build.model_of(config), build.mesh_rules(config)
   build.check_batch(config, rules)
   run = Trained(workdir, config, identity, model, rules, published)
   check(run)

@@ -143,7 +143,7 @@ def _backbone(directory: str, saved: dict[str, Any], config: ConfigDict) -> dict
       f"{_INIT}: {directory} holds {saved['model']['name']!r}, which is no backbone of {config.model.name!r}; give"
       " a run of an image encoder, as vit, dinov2, swin, resnet or convnext"
     )
-  name, changes = slots.split("config.model.backbone", own) if own else (None, {})
+  name, changes = slots.name_and_arguments("config.model.backbone", own) if own else (None, {})
   return spec | (changes if name in (None, spec["name"]) else {})
 
 
@@ -247,7 +247,7 @@ def _short(names) -> str:
   return ", ".join(names[:4]) + ", …" * (len(names) > 4)
 
 
-def load(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[TrainState, dict[str, Any] | None]:
+def initial_state(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[TrainState, dict[str, Any] | None]:
   """Return a new run's state with the weights that the config asks for, and the content of `init.json`, if any.
 
   Args:

@@ -6,7 +6,6 @@ vocabulary that sizes the token table.
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,8 +18,8 @@ from t5x_like import evals, slots, training, vocabularies
 from t5x_like.architectures.build import variant_of
 from t5x_like.data import tasks
 from t5x_like.errors import UserError
-from t5x_like.files import file_names
 from t5x_like.files.places import place
+from t5x_like.slots import Slot
 from t5x_like.training import phases, tunings
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.guard import GUARDS
@@ -28,6 +27,15 @@ from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
 
 _TO_TOTAL = ("linear", "cosine")  # schedules that end with the run by default
+_SLOTS = {
+  "objective": Slot(t5x_like.objectives, "Objective"),
+  "optimizer": Slot(OPTIMIZERS, given=("schedule",), also=(config_lib.OptimizerMemory,)),
+  "schedule": Slot(SCHEDULES),
+  "guard": Slot(GUARDS),
+  "tuning": Slot(tunings, "make"),
+}
+_EVALUATOR = Slot(evals, "Evaluator", given=("setting", "name"), also=(config_lib.Instance,))
+_TRACKER = Slot("t5x_like.report.trackers", "Tracker")
 
 
 def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
@@ -47,28 +55,25 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     with config.model.ignore_type():
       config.model.vocab_size = table_size(task_vocabulary(config))
   resolved.model = model_slot("model", config.model, platform)
-  objective = slots.find("config.objective.name", config.objective.get("name"), t5x_like.objectives, "Objective")
+  values = {name: slots.plain(config[name]) for name in _SLOTS}
+  if values["schedule"].get("name") in _TO_TOTAL:
+    values["schedule"] = {"total_steps": config.total_steps} | values["schedule"]
+  for name, slot in _SLOTS.items():
+    resolved[name] = _as_saved(slot.complete(f"config.{name}", values[name]))
   computed = {key: resolved.model[key] for key in ("dtype", "layers") if key in resolved.model}
+  objective = slots.find("config.objective.name", resolved.objective.name, t5x_like.objectives, "Objective")
   if getattr(objective, "teacher", False):
     resolved.teacher = slots.module("other_runs", training).teacher(config, computed, platform)
   elif config.teacher:
     raise UserError(
       f"config.teacher: the objective {config.objective.name!r} has none; set --config.objective.name=distillation"
     )
-  resolved.objective = _filled("objective", config.objective, objective)
-  optimizer = slots.find("config.optimizer.name", config.optimizer.get("name"), OPTIMIZERS)
-  resolved.optimizer = _filled("optimizer", config.optimizer, optimizer, ("schedule",), (config_lib.OptimizerMemory,))
-  schedule = slots.find("config.schedule.name", config.schedule.get("name"), SCHEDULES)
-  whole = {"total_steps": config.total_steps} if config.schedule.name in _TO_TOTAL else {}
-  resolved.schedule = _filled("schedule", ConfigDict(whole | config.schedule.to_dict()), schedule)
-  resolved.guard = _filled("guard", config.guard, slots.find("config.guard.name", config.guard.get("name"), GUARDS))
-  tune = slots.find("config.tuning.name", config.tuning.get("name"), tunings, "make")
-  resolved.tuning = _as_saved(_filled("tuning", config.tuning, tune))
+  resolved.checkpoint = ConfigDict(slots.fill("config.checkpoint", config.checkpoint, config_lib.Checkpoint))
   if config.selection:
-    resolved.selection = _filled("selection", config.selection, config_lib.Selection)
-  resolved.checkpoint = _filled("checkpoint", config.checkpoint, config_lib.Checkpoint)
-  resolved.evals = {name: _evaluator(name, values) for name, values in config.evals.items()}
-  resolved.trackers = {name: _tracker(name, values) for name, values in config.trackers.items()}
+    resolved.selection = ConfigDict(slots.fill("config.selection", config.selection, config_lib.Selection))
+  for key, slot in (("evals", _EVALUATOR), ("trackers", _TRACKER)):
+    entries = {name: slot.complete(f"config.{key}.{name}", one, name) for name, one in config[key].items()}
+    resolved[key] = _as_saved(entries)
   phases.in_order(config)  # refuses phases that cannot be
   return resolved
 
@@ -79,14 +84,6 @@ def adopted(config: ConfigDict, workdir: str) -> ConfigDict:
   return slots.module("other_runs", training).with_model(config, found["model"], workdir) if found else config
 
 
-def _filled(
-  slot: str, values: ConfigDict, function: Callable, given: Sequence[str] = (), also: Sequence[Callable] = ()
-) -> ConfigDict:
-  """Return a slot with all its arguments, and its name if it has one."""
-  name, arguments = slots.split(f"config.{slot}", values)
-  return ConfigDict(({"name": name} if name else {}) | slots.fill(f"config.{slot}", arguments, function, given, also))
-
-
 def _as_saved(values: ConfigDict | dict[str, Any]) -> ConfigDict:
   """Return values as a saved config has them: lists, no tuples."""
   return ConfigDict(json.loads(json.dumps(slots.plain(values))))
@@ -95,7 +92,8 @@ def _as_saved(values: ConfigDict | dict[str, Any]) -> ConfigDict:
 def model_slot(slot: str, values: ConfigDict, platform: str | None) -> ConfigDict:
   """Return a `config.model`, checked, with all defaults."""
   model_class = slots.find(f"config.{slot}.name", values.get("name"), t5x_like.models, "Model")
-  resolved = _filled(slot, values, model_class, given=("rngs",))
+  name, arguments = slots.name_and_arguments(f"config.{slot}", values)
+  resolved = ConfigDict({"name": name} | slots.fill(f"config.{slot}", arguments, model_class, given=("rngs",)))
   with resolved.ignore_type():
     for key in [key for key, value in resolved.items() if dataclasses.is_dataclass(value)]:
       resolved[key] = dataclasses.asdict(resolved[key])  # checked; a saved config has plain values
@@ -123,9 +121,9 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
   """
   values = config.task.to_dict()
   while "parts" in values:  # a mixture, of one vocabulary
-    usual, shared = slots.split("config.task.shared", values.get("shared") or {})
-    parts = list(slots.split("config.task.parts", values["parts"])[1].values())
-    name, own = slots.split("config.task.parts", parts[0] if parts else {})
+    usual, shared = slots.name_and_arguments("config.task.shared", values.get("shared") or {})
+    parts = list(slots.name_and_arguments("config.task.parts", values["parts"])[1].values())
+    name, own = slots.name_and_arguments("config.task.parts", parts[0] if parts else {})
     values = shared | own | {"name": name or usual}
   task = slots.find("config.task.name", values.get("name"), tasks, "task")
   values = slots.defaults(task) | values
@@ -153,22 +151,3 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
 def table_size(vocabulary: vocabularies.Vocabulary) -> int:
   """Return the rows of a token table for a vocabulary: its size, rounded up to a multiple of 128."""
   return -(-vocabulary.size // 128) * 128
-
-
-def _evaluator(name: str, value: Any) -> ConfigDict:
-  """Return an entry of `config.evals` with all its arguments."""
-  where = f"config.evals.{name}"
-  file_names.check("config.evals", name, "its results are in files of that name")
-  evaluator, arguments = slots.split(where, value)
-  evaluator = evaluator or name
-  function = slots.find(f"{where}.name", evaluator, evals, "Evaluator")
-  keys = {"name": evaluator} | arguments
-  return _as_saved(slots.fill(where, keys, function, given=("setting",), also=(config_lib.Instance,)))
-
-
-def _tracker(name: str, value: Any) -> ConfigDict:
-  """Return an entry of `config.trackers` with all its arguments; its library need not be here."""
-  where = f"config.trackers.{name}"
-  tracker, arguments = slots.split(where, value)
-  made = slots.find(where, tracker or name, "t5x_like.report.trackers", "Tracker")
-  return _as_saved({"name": tracker or name} | slots.fill(where, arguments, made))

@@ -77,7 +77,7 @@ def test_specs():
   assert r.batch().spec == PartitionSpec(("data", "fsdp"))
   assert r.spec(("batch", "length", "activation_mlp")) == PartitionSpec(("data", "fsdp"), None, "tensor")
   assert r.spec(("mlp", "heads")) == PartitionSpec("tensor", None)  # a mesh axis cuts one array once
-  assert (r.split("batch"), r.split("mlp"), r.split("layers")) == (4, 2, 1)
+  assert (r.ways("batch"), r.ways("mlp"), r.ways("layers")) == (4, 2, 1)
 
 
 def test_a_recipe_changes_rules():

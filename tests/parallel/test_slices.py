@@ -22,7 +22,7 @@ def every_row_is_read(devices, sizes, rows=2):
   """Makes the mesh, and holds each host's rows against those of its devices, one by one."""
   rules = Rules.make(make_mesh(sizes, devices))
   sharding = rules.batch()
-  batch = rows * rules.split("batch")
+  batch = rows * rules.ways("batch")
   held = rows_by_process(sharding, batch)
   assert sorted(held) == sorted({device.process_index for device in devices})
   expected = {process: set() for process in held}
@@ -36,8 +36,8 @@ def every_row_is_read(devices, sizes, rows=2):
     expected[device.process_index].update(mine)
     readers[list(mine)] += 1
   assert {process: sorted(mine) for process, mine in expected.items()} == {p: r.tolist() for p, r in held.items()}
-  assert (readers == len(devices) // rules.split("batch")).all()
-  if rules.split("batch") == len(devices):
+  assert (readers == len(devices) // rules.ways("batch")).all()
+  if rules.ways("batch") == len(devices):
     assert sum(map(len, held.values())) == batch  # each row exactly once
   return mesh
 

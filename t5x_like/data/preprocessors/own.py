@@ -99,7 +99,7 @@ class _Step:
 
   def __init__(self, where: str, number: int, value: Any, features: Features):
     self._number, self._features = number, features
-    name, arguments = slots.split(f"{where}[{number}]", value)
+    name, arguments = slots.name_and_arguments(f"{where}[{number}]", value)
     if not name or ":" not in name:
       raise UserError(f"{where}[{number}]: found {name!r}, expected a function, module:function")
     self.label = f"{where}: {name}"
