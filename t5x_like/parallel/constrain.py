@@ -31,6 +31,11 @@ _layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar("layout"
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", default=None)
 
 
+def current() -> Layout | None:
+  """Return the active layout; None on one device."""
+  return _layout.get()
+
+
 def constrain(x: jax.Array, *axes: str | None, first: str | None = None) -> jax.Array:
   """Tell the partitioner the layout of `x`: one logical axis name (or None) for each axis of `x`.
 

@@ -5,8 +5,7 @@ There are two ways to dispatch tokens to experts; they agree if no token is drop
 - `dropless` sorts all choices of the batch by expert and multiplies them in one grouped product
   (`jax.lax.ragged_dot`). TPUs and GPUs have kernels for it, which cost no more than the chosen experts. On CPU, JAX
   replaces it by a masked product with every expert: exact in every dtype, but E times the work and E copies of the
-  rows. The sort is over the whole batch and gathers the rows of all devices, so use it on one device and in tests, and
-  train on many with `capacity`.
+  rows. On a mesh, rows travel to the devices of their experts and back (`nn.feed_forward._over_devices`).
 - `capacity` gives every expert `ceil(capacity_factor * T * k / E)` slots in each row of the batch (Lepikhin et al.
   2021; the row is the group). First choices take slots before second choices, earlier tokens before later ones. A
   choice without a slot is dropped, and only the residual connection carries the token on. Padding takes no slot and
@@ -14,8 +13,8 @@ There are two ways to dispatch tokens to experts; they agree if no token is drop
   are quadratic in T. The FLOPs are `capacity_factor` times the chosen experts' FLOPs. While decoding, an expert has
   a slot for every token of the row, so that outputs do not depend on the number of tokens per call.
 
-On a mesh whose axis `expert` is longer than 1, kernels stay in place: slots switch from a split over rows to a split
-over experts and back, one all-to-all each way.
+On a mesh whose axis `expert` is longer than 1, kernels stay in place. With `capacity`, slots switch from a split over
+rows to a split over experts and back, one all-to-all each way.
 """
 
 import math
@@ -29,11 +28,13 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.dims import NO_DROPOUT, Dropout, subkey
 from t5x_like.nn.feed_forward import Experts
+from t5x_like.nn.feed_forward import _over_devices as over_devices
+from t5x_like.nn.feed_forward import _rows as moved
 from t5x_like.nn.feed_forward._noisy_top_k import NoisyRouter
 from t5x_like.nn.feed_forward._router import Router, Routing
 from t5x_like.nn.layer import Context, Layer
 from t5x_like.nn.remat import named
-from t5x_like.parallel.constrain import constrain, gathered, scattered
+from t5x_like.parallel.constrain import constrain, current, gathered, scattered
 
 _INWARDS, _OUTWARDS = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")
 EXPERTS = ("activation_expert", "batch", None)  # the mesh's expert axis splits the experts, not the rows
@@ -116,15 +117,14 @@ class Moe(Layer):
     return y_BTD, self.router.statistics(routing, valid_BT, dropped, self.experts), None
 
   def _dropless(self, x_BTD: jax.Array, routing: Routing, key) -> jax.Array:
-    B, T, D = x_BTD.shape
-    k = self.experts.top_k
-    experts_M = routing.experts_BTk.reshape(B * T, k).T.reshape(-1)
-    order_M, place_M, _, sizes_E = _by_expert(experts_M, self.experts.experts)
-    rows_MD = exchange(x_BTD.reshape(B * T, D), order_M, place_M, k)
-    product = partial(_grouped_product, sizes_E)
-    y_MD = exchange(self._experts(rows_MD, product, (None, "activation_mlp"), key), place_M, order_M, 1)
-    y_ND = _combine(y_MD.reshape(k, B * T, D), routing.gates_BTk.reshape(B * T, k).T)
-    return constrain(y_ND.reshape(B, T, D), "batch", "length", "activation_embed")
+    def apply(layer: Moe, rows_MD: jax.Array, sizes_E: jax.Array) -> jax.Array:
+      return layer._experts(rows_MD, partial(_grouped_product, sizes_E), (None, "activation_mlp"), key)
+
+    layout, E = current(), self.experts.experts
+    if way := over_devices.way(layout, x_BTD.shape, E, self.wi.shape[-1]):
+      return over_devices.dispatched(self, layout.mesh, way, x_BTD, routing, apply, key)
+    y_BTD = moved.dropless(x_BTD, routing.experts_BTk, routing.gates_BTk, E, partial(apply, self))
+    return constrain(y_BTD, "batch", "length", "activation_embed")
 
   def _capacity(self, x_BTD: jax.Array, routing: Routing, valid_BT, decoding: bool, key) -> tuple[jax.Array, jax.Array]:
     """Return (output, number of dropped choices of valid tokens)."""
@@ -136,7 +136,7 @@ class Moe(Layer):
       experts_BkT = jnp.where(valid_BT[:, None, :], experts_BkT, E)  # no expert: padding takes no slot
     experts_BM = experts_BkT.reshape(B, k * T)
     source_BS, slot_BM = jax.vmap(partial(_slots, experts=E, capacity=C))(experts_BM)
-    move = jax.vmap(exchange, in_axes=(0, 0, 0, None))
+    move = jax.vmap(moved.exchange, in_axes=(0, 0, 0, None))
     # Rows may be split over the expert axis too. This pair of constraints is the all-to-all, the next its inverse.
     x_BECD = constrain(move(x_BTD, source_BS, slot_BM, k).reshape(B, E, C, D), *_ROWS)
     x_EBCD = constrain(jnp.swapaxes(x_BECD, 0, 1), *EXPERTS, "activation_embed")
@@ -144,7 +144,7 @@ class Moe(Layer):
     y_EBCD = constrain(y_EBCD, *EXPERTS, "activation_embed")
     y_BECD = constrain(jnp.swapaxes(y_EBCD, 0, 1), *_ROWS)
     y_BkTD = move(y_BECD.reshape(B, E * C, D), slot_BM, source_BS, 1).reshape(B, k, T, D)
-    y_BTD = jax.vmap(_combine)(y_BkTD, jnp.swapaxes(routing.gates_BTk, 1, 2))
+    y_BTD = jax.vmap(moved.combine)(y_BkTD, jnp.swapaxes(routing.gates_BTk, 1, 2))
     wanted = jnp.sum(experts_BM < E, dtype=jnp.float32)
     dropped = wanted - jnp.sum(slot_BM < E * C, dtype=jnp.float32)
     return constrain(y_BTD, "batch", "length", "activation_embed"), dropped
@@ -162,46 +162,6 @@ _ROUTERS = {"softmax": Router, "noisy_top_k": NoisyRouter}
 _ROWS = ("batch", None, None, "activation_embed")
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def exchange(x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int) -> jax.Array:
-  """Move rows: `y[m] = x[index[m] % N]`, zeros where `index[m]` is `copies * N`.
-
-  Args:
-    x_ND: rows; index `c * N + n` is copy c of row n.
-    index_M: int32, each copy of a row at most once.
-    back: int32 [copies * N], the inverse: the destination of each copy, M if none. It makes the gradient a gather,
-      which unlike a scatter is deterministic and fast everywhere.
-    copies: number of copies of each row.
-  """
-  N = x_ND.shape[0]
-  return _take(x_ND, jnp.where(index_M < copies * N, index_M % N, N))
-
-
-def _exchange_backward(copies, back, g_MD):
-  return jnp.sum(_take(g_MD, back).reshape(copies, -1, g_MD.shape[1]), axis=0), None, None
-
-
-exchange.defvjp(lambda x, index, back, copies: (exchange(x, index, back, copies), back), _exchange_backward)
-
-
-def _take(x_ND: jax.Array, index_M: jax.Array) -> jax.Array:
-  return jnp.take(x_ND, index_M, axis=0, mode="fill", fill_value=0)
-
-
-def _by_expert(experts_M: jax.Array, experts: int):
-  """Sort choices by expert, stably; choices of no expert (E) come last.
-
-  Returns:
-    (int32 [M] sorted choices, int32 [M] place of each choice among them, int32 [E] first place of each expert,
-    int32 [E] number of its choices)
-  """
-  order_M = jnp.argsort(experts_M, stable=True).astype(jnp.int32)
-  place_M = jnp.argsort(order_M).astype(jnp.int32)
-  is_E = experts_M[:, None] == jnp.arange(experts, dtype=jnp.int32)[None, :]
-  sizes_E = jnp.sum(is_E, axis=0, dtype=jnp.int32)
-  return order_M, place_M, jnp.cumsum(sizes_E, dtype=jnp.int32) - sizes_E, sizes_E
-
-
 def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Array, jax.Array]:
   """Assign the slots of one row.
 
@@ -209,19 +169,13 @@ def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Ar
     (int32 [E * C] the choice in each slot, M if empty; int32 [M] the slot of each choice, E * C if none)
   """
   M, C = experts_M.shape[0], capacity
-  order_M, place_M, first_E, sizes_E = _by_expert(experts_M, experts)
+  order_M, place_M, first_E, sizes_E = moved.by_expert(experts_M, experts)
   rank_EC = jnp.broadcast_to(jnp.arange(C, dtype=jnp.int32)[None, :], (experts, C))
   choice_EC = jnp.take(order_M, first_E[:, None] + rank_EC, mode="clip")
   source_EC = jnp.where(rank_EC < sizes_E[:, None], choice_EC, M)
   rank_M = place_M - jnp.take(first_E, experts_M, mode="clip")
   slot_M = jnp.where((experts_M < experts) & (rank_M < C), experts_M * C + rank_M, experts * C)
   return source_EC.reshape(-1), slot_M
-
-
-@jax.checkpoint  # keeps the outputs in their own dtype
-def _combine(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
-  """Sum each token's gated expert outputs in float32; return the sum in their dtype."""
-  return jnp.sum(y_kND.astype(jnp.float32) * gates_kN[..., None], axis=0).astype(y_kND.dtype)
 
 
 def _grouped_product(sizes_E: jax.Array, rows_MX: jax.Array, kernel_EXY: jax.Array, axes) -> jax.Array:

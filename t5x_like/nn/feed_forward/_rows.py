@@ -1,0 +1,72 @@
+"""Rows of tokens in the order of their experts: sorting, moving and adding up."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+
+def dropless(
+  x_BTD: jax.Array, experts_BTk: jax.Array, gates_BTk: jax.Array, experts: int, apply: Callable
+) -> jax.Array:
+  """Sum the gated outputs of each token's experts, in one pass over all choices; return [B, T, D].
+
+  Args:
+    experts_BTk, gates_BTk: see `Routing`.
+    experts: their number.
+    apply: (rows [M, D] sorted by expert, int32 [E] the number of each expert's rows) -> [M, D].
+  """
+  B, T, D = x_BTD.shape
+  k = experts_BTk.shape[-1]
+  experts_M = experts_BTk.reshape(B * T, k).T.reshape(-1)
+  order_M, place_M, _, sizes_E = by_expert(experts_M, experts)
+  rows_MD = exchange(x_BTD.reshape(B * T, D), order_M, place_M, k)
+  y_MD = exchange(apply(rows_MD, sizes_E), place_M, order_M, 1)
+  return combine(y_MD.reshape(k, B * T, D), gates_BTk.reshape(B * T, k).T).reshape(B, T, D)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def exchange(x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int) -> jax.Array:
+  """Move rows: `y[m] = x[index[m] % N]`, zeros where `index[m]` is `copies * N`.
+
+  Args:
+    x_ND: rows; index `c * N + n` is copy c of row n.
+    index_M: int32, each copy of a row at most once.
+    back: int32 [copies * N], the inverse: the destination of each copy, M if none. It makes the gradient a gather,
+      which unlike a scatter is deterministic and fast everywhere.
+    copies: number of copies of each row.
+  """
+  N = x_ND.shape[0]
+  return _take(x_ND, jnp.where(index_M < copies * N, index_M % N, N))
+
+
+def _exchange_backward(copies, back, g_MD):
+  return jnp.sum(_take(g_MD, back).reshape(copies, -1, g_MD.shape[1]), axis=0), None, None
+
+
+exchange.defvjp(lambda x, index, back, copies: (exchange(x, index, back, copies), back), _exchange_backward)
+
+
+def _take(x_ND: jax.Array, index_M: jax.Array) -> jax.Array:
+  return jnp.take(x_ND, index_M, axis=0, mode="fill", fill_value=0)
+
+
+def by_expert(experts_M: jax.Array, experts: int):
+  """Sort choices by expert, stably; choices of no expert (E) come last.
+
+  Returns:
+    (int32 [M] sorted choices, int32 [M] place of each choice among them, int32 [E] first place of each expert,
+    int32 [E] number of its choices)
+  """
+  order_M = jnp.argsort(experts_M, stable=True).astype(jnp.int32)
+  place_M = jnp.argsort(order_M).astype(jnp.int32)
+  is_E = experts_M[:, None] == jnp.arange(experts, dtype=jnp.int32)[None, :]
+  sizes_E = jnp.sum(is_E, axis=0, dtype=jnp.int32)
+  return order_M, place_M, jnp.cumsum(sizes_E, dtype=jnp.int32) - sizes_E, sizes_E
+
+
+@jax.checkpoint  # keeps the outputs in their own dtype
+def combine(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
+  """Sum each token's gated expert outputs in float32; return the sum in their dtype."""
+  return jnp.sum(y_kND.astype(jnp.float32) * gates_kN[..., None], axis=0).astype(y_kND.dtype)
