@@ -5,8 +5,9 @@ length. A row's padding depends only on its own length, so its result does not d
 """
 
 import collections
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -58,9 +59,25 @@ class Runner:
       found = lambda arrays: change(params.with_arrays(self.model, arrays))  # noqa: E731
       with self.rules.activate():
         model = jax.eval_shape(found, self.arrays)
-        arrays = jax.jit(lambda x: params.arrays(found(x)))(self.arrays)
-      self._made[change] = Runner(model, self.rules, arrays, self.batch_size)
-    return self._made[change]
+      compute = jax.jit(lambda x: params.arrays(found(x)))
+      self._made[change] = Runner(model, self.rules, {}, self.batch_size), compute
+    runner, compute = self._made[change]
+    if not runner.arrays:
+      with self.rules.activate():
+        runner.arrays.update(compute(self.arrays))
+    return runner
+
+  @contextlib.contextmanager
+  def holding(self, arrays: dict[str, jax.Array]) -> Iterator[None]:
+    """Hold other parameters within the block; a runner that began without any compiles nothing twice."""
+    self.arrays.update(arrays)
+    try:
+      yield
+    finally:
+      self.arrays.clear()
+      for made in self._made.values():
+        if isinstance(made, tuple):
+          made[0].arrays.clear()
 
   def __call__(
     self, function: Callable, ids: Sequence[Sequence[int]], extras: dict[str, np.ndarray], padded: Callable[[int], int]

@@ -34,6 +34,7 @@ class Prompts:
     self.likelihood = Likelihood(opened.run, opened.features, longest)
     self.start_id = start_id(opened.vocabulary)
     self._opened, self._vocabulary = opened, opened.vocabulary
+    self._predictors: dict[tuple, generation.Generation] = {}
     self._before, self._after = opened.vocabulary.around() or ([], [])
     if self.both and opened.vocabulary.around() is None:
       self._before, self._after = opening(opened.vocabulary), [opened.vocabulary.eos_id]
@@ -68,28 +69,33 @@ class Prompts:
     Raises:
       UserError: the model does not read so many tokens.
     """
-    opened, vocabulary = self._opened, self._vocabulary
+    opened = self._opened
     room = self.likelihood.longest - (0 if self.both else new)
     if room < 1:
       raise UserError(
         f"max_new_tokens={new}: expected fewer than the {self.likelihood.longest} tokens that the model reads"
       )
-    skipped = {*vocabulary.special_ids, vocabulary.unk_id}
+    cut = [(ids or [self.start_id])[-room:] for ids in contexts]
+    longest = new + (max(map(len, cut)) - 1 if more and self.both else 0)
+    asked = new, more, longest, strategy or strategies.Greedy()
+    predict = self._predictors.get(asked) or self._predictors.setdefault(asked, self._alone(*asked))
+    predict.check_new_tokens(0, "")
+    answers = predict(opened.run, cut, [""] * len(cut))
+    return [answer["prediction"] for answer in answers], [len(ids) > room for ids in contexts]
 
-    def most(context: Sequence[int]) -> int:
-      return new + (len(context) - 1 if more and self.both else 0)
+  def _alone(self, new: int, more: bool, longest: int, strategy: Any) -> generation.Generation:
+    """Return a predictor of new tokens by themselves."""
+    opened, vocabulary = self._opened, self._vocabulary
+    skipped = {*vocabulary.special_ids, vocabulary.unk_id}
 
     class Alone(generation.TextToText if self.both else generation.Continuation):
       def text_of(self, prompt: Sequence[int], ids: Ids) -> str:
-        return vocabulary.decode([i for i in ids[: most(prompt)] if i not in skipped])
+        most = new + (len(prompt) - 1 if more and "encoder_input_tokens" in opened.features else 0)
+        return vocabulary.decode([i for i in ids[:most] if i not in skipped])
 
       def fills(self, text: str) -> bool:
         return False
 
-    cut = [(ids or [self.start_id])[-room:] for ids in contexts]
-    options = (strategy or strategies.Greedy(), max(map(most, cut)))
-    predict = Alone(opened.model, vocabulary, opened.features, *options)
+    predict = Alone(opened.model, vocabulary, opened.features, strategy, longest)
     predict.ends = opened.ends
-    predict.check_new_tokens(0, "")
-    answers = predict(opened.run, cut, [""] * len(cut))
-    return [answer["prediction"] for answer in answers], [len(ids) > room for ids in contexts]
+    return predict

@@ -30,6 +30,13 @@ _KINDS: dict[str, dict[str, tuple[type, str]]] = {
   "answers": {"context": _TEXTS, "answer": _ANY},
   "texts": {"text": _TEXTS},
 }
+_LIKELIEST = ("accuracy", "accuracy_norm", "examples", "truncated")
+METRICS = {  # of each kind
+  **dict.fromkeys(("schema", "letters", "choices"), _LIKELIEST),
+  "words": ("accuracy", "perplexity", "examples", "truncated"),
+  "answers": ("exact_match", "examples", "truncated", "empty"),
+  "texts": ("perplexity_per_token", "perplexity_per_word", "bits_per_byte", "tokens", "words", "bytes"),
+}
 SCORES = {"answers": "exact_match", "texts": "bits_per_byte"}  # the main score; accuracy for the other kinds
 
 

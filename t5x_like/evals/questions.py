@@ -1,0 +1,75 @@
+"""Questions without training, asked of files while a run trains: by likelihood or by generation.
+
+  config.evals.arc = {"name": "questions", "files": ["lm_eval/arc_easy.jsonl.gz"], "shots": 5, "max_examples": 500}
+
+The files, prompts and scores are those of `tools.few_shot` and `evaluate --questions` (`inference/questions.py`).
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from t5x_like.evals import Result, Setting
+from t5x_like.inference import questions
+from t5x_like.rows import Runner
+from t5x_like.slots import Count, Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+  """The model of a run, as far as `Prompts` uses a `library.model.Model`."""
+
+  model: Any
+  vocabulary: Any
+  features: dict[str, list[int]]
+  ends: tuple[int, ...]
+  run: Runner
+
+
+class Evaluator:
+  """An evaluator that asks the questions of files; metrics are named `<file>/<metric>`.
+
+  Args:
+    files: files or patterns of names.
+    shots: answered examples before each question, from its own file.
+    seed: the seed of their choice.
+    stride: the stride of windows over texts; None is their length.
+    max_new_tokens: the most tokens of a generated answer.
+    max_examples: the number of questions of a file, from the first; None means all.
+
+  Raises:
+    UserError: there is no such file, a row is malformed, or the model is an encoder.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    *,
+    files: tuple[str, ...],
+    shots: Count = 0,
+    seed: Count = 0,
+    stride: Positive | None = None,
+    max_new_tokens: Positive = 64,
+    max_examples: Positive | None = None,
+  ):
+    found = questions.files(files)
+    self._beat, self._files = setting.beat, {name: questions.read(path) for name, path in found.items()}
+    task, self._run = setting.task, Runner(setting.model, setting.rules, {}, setting.batch_size)
+    vocabulary = setting.vocabulary or task.vocabulary
+    features = {name: list(one.shape[-1:]) for name, one in task.features.items()}
+    ends = tuple({vocabulary.eos_id, *task.ends})
+    options = questions.Options(shots, seed, max_examples, stride, max_new_tokens)
+    self._ask = questions.Asker(_Opened(setting.model, vocabulary, features, ends, self._run), options)
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics it may write."""
+    return tuple(f"{name}/{metric}" for name, file in self._files.items() for metric in questions.METRICS[file.kind])
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    metrics = {}
+    with self._run.holding(arrays):
+      for name, file in self._files.items():
+        self._beat()
+        metrics |= {f"{name}/{metric}": float(value) for metric, value in self._ask(file).items()}
+    return Result(metrics)
