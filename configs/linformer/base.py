@@ -4,7 +4,9 @@
   python -m t5x_like.train --config=configs/linformer/base.py --workdir=runs/linformer_base
 
 250,000 steps on RoBERTa's objective at length 512 (section 5.1); other settings are RoBERTa's. 64 accelerators of 16 GB
-or more. The laptop forms project 128 positions to 64, which start as pairs of neighbours. Not run at full size here.
+or more. The heads of a layer share projections; keys and values share them too with
+`--config.model.variant=linformer-base-256-kv`, and so do all layers with `linformer-base-256-layerwise`. The laptop
+forms project 128 positions to 64, which start as pairs of neighbours. Not run at full size here.
 """
 
 from configs.roberta import base

@@ -5,7 +5,7 @@
 
 import dataclasses
 import math
-from functools import cached_property
+from functools import cached_property, reduce
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -87,8 +87,9 @@ class StackBuilder:
     if layers % self.period:
       period = f"the layer pattern repeats every {self.period} layers"
       raise UserError(f"config.model.design: {period}, found {layers} layers, expected a multiple of {self.period}")
-    pieces = [core.pieces_above for core in jax.eval_shape(lambda: [*map(self._core, range(len(self.cores)))])]
-    return Stack(
+    kinds = jax.eval_shape(lambda: [*map(self._core, range(len(self.cores)))])
+    pieces = [core.pieces_above for core in kinds]
+    stack = Stack(
       self.block,
       layers // self.period,
       rngs,
@@ -101,6 +102,7 @@ class StackBuilder:
       pipeline=self.pipeline,
       depths=self.depths and tuple(self.depths[at : at + self.period] for at in range(0, layers, self.period)),
     )
+    return reduce(lambda stack, core: core.over(stack, rngs), kinds, stack)
 
   def block(self, rngs: nnx.Rngs) -> Block:
     """Build one period of layers; if it has several, their sublayers' names end in the layer's number."""

@@ -1,7 +1,8 @@
 """Linformer: RoBERTa with keys and values projected to a fixed length (Wang et al. 2020,
 https://arxiv.org/abs/2006.04768, section 5: sequences of 512, projected to 128 or 256).
 
-The projections E and F are shared by the heads of a layer ("headwise", section 4).
+The projections E and F are shared by the heads of a layer ("headwise", section 4). In sizes named `-kv`, E is also F;
+in those named `-layerwise`, all layers share it.
 """
 
 from dataclasses import replace
@@ -11,8 +12,8 @@ from t5x_like.architectures.encoder import Encoder
 from t5x_like.models import roberta
 
 
-def _linformer(k, like="roberta-base") -> Variant:
-  core = {"name": "linformer", "k": k, "length": 512, "share": "headwise"}
+def _linformer(k, share="headwise", like="roberta-base") -> Variant:
+  core = {"name": "linformer", "k": k, "length": 512, "share": share}
   like = roberta.VARIANTS[like]
   return replace(like, design=replace(like.design, core=core))
 
@@ -20,7 +21,11 @@ def _linformer(k, like="roberta-base") -> Variant:
 VARIANTS = {
   "linformer-tiny-64": _linformer(64, like="roberta-tiny"),  # for debugging
   "linformer-base-256": _linformer(256),
+  "linformer-base-256-layerwise": _linformer(256, "layerwise"),
+  "linformer-base-256-kv": _linformer(256, "kv"),
   "linformer-base-128": _linformer(128),
+  "linformer-base-128-layerwise": _linformer(128, "layerwise"),
+  "linformer-base-128-kv": _linformer(128, "kv"),
 }
 
 

@@ -231,6 +231,8 @@ ENCODERS = [
   ("modernbert", "modernbert-base", 149_655_232, "149M, Warner et al. 2024, section 2.1; ModernBertForMaskedLM"),
   ("modernbert", "modernbert-large", 395_881_664, "395M, Warner et al. 2024, section 2.1; ModernBertForMaskedLM"),
   ("linformer", "linformer-base-256", 124_697_433 + 12 * 2 * 256 * 512, "RoBERTa and two projections in each layer"),
+  ("linformer", "linformer-base-256-kv", 124_697_433 + 12 * 256 * 512, "RoBERTa and a projection in each layer"),
+  ("linformer", "linformer-base-256-layerwise", 124_697_433 + 256 * 512, "RoBERTa and one projection"),
 ]
 IDS = [":".join([*row[:2], *(value for arguments in row[4:] for value in arguments.values())]) for row in ENCODERS]
 

@@ -161,6 +161,10 @@ class Core(nnx.Module):
     """Attend from scaled queries [B, T, N, H] to keys and values [B, S, K, H]; return [B, T, N, H]."""
     raise TypeError(f"{type(self).__name__} must define `attend`")
 
+  def over(self, stack: nnx.Module, rngs: nnx.Rngs) -> nnx.Module:
+    """Return the stack of layers with this core: the same, unless the layers share parameters of the core."""
+    return stack
+
   def decoding(self) -> "Core":
     """Return the core for steps against a cache."""
     raise self.refusal("decoding from a cache")

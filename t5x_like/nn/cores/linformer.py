@@ -18,6 +18,8 @@ from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask, positions
+from t5x_like.nn.shared_stack import take_over
+from t5x_like.nn.stack import Stack
 from t5x_like.slots import Count, Positive
 
 
@@ -31,7 +33,8 @@ class Linformer(Core):
     k: number of projected keys.
     length: length of the longest sequence.
     share: "none": every key/value head has its own E and F; "headwise": one E and one F for all heads of the layer;
-      "kv": a single matrix for both (section 4, "parameter sharing"). Layerwise sharing is not supported.
+      "kv": a single matrix for both; "layerwise": a single matrix for all layers of the stack (section 4, "parameter
+      sharing": of 12 layers 24, 12 and 1 matrices).
     start: initial projections. "random": mixtures of all keys, with variance 1/length; "pooling": each pools length/k
       neighbours (section 4, "general projections"), which tells positions apart from the first step on. Both preserve
       the scale of keys.
@@ -48,22 +51,41 @@ class Linformer(Core):
     *,
     k: Positive = 256,
     length: Positive = 512,
-    share: Literal["none", "headwise", "kv"] = "headwise",
+    share: Literal["none", "headwise", "kv", "layerwise"] = "headwise",
     start: Literal["random", "pooling"] = "random",
     sequences: Count = 0,
   ):
     shape, axes = (k, length), (None, None)
     if share == "none":
       shape, axes = (dims.kv_heads, *shape), ("kv_heads", *axes)
-    init = params.fan_in_normal(length) if start == "random" else _pooling
-    self.keys = params.param(rngs, init, shape, axes)
-    self.values = None if share == "kv" else params.param(rngs, init, shape, axes)
+    self.init = params.fan_in_normal(length) if start == "random" else _pooling
+    self.layerwise = share == "layerwise"  # `keys` then comes from the stack
+    self.keys = None if self.layerwise else params.param(rngs, self.init, shape, axes)
+    self.values = params.param(rngs, self.init, shape, axes) if share in ("none", "headwise") else None
     self.k = k
     self.length = length
     self.sequences = sequences
 
+  def over(self, stack, rngs):
+    if not self.layerwise:
+      return stack
+    shape = (self.k, self.length)
+    if not isinstance(stack, _OneProjection):
+      return _OneProjection(stack, params.param(rngs, self.init, shape, (None, None)))
+    if stack.projection.shape != shape:
+      raise UserError(
+        f"config.model.design.core: found 'layerwise' projections of {shape} and {stack.projection.shape}, expected one"
+        " size; give these cores the same 'k' and 'length'"
+      )
+    return stack
+
   def attend(self, q, k, v, mask, softmax):
     S = k.shape[1]
+    if self.keys is None:
+      raise UserError(
+        "config.model.design.core.share: found 'layerwise', which the stack of this family does not take; set it to"
+        " 'kv'"
+      )
     if S > self.length:
       raise UserError(
         f"attention core 'linformer': found {S} keys, expected at most {self.length}; shorten the "
@@ -88,6 +110,32 @@ class Linformer(Core):
     seen = Mask(mask.q_pos, positions(k.shape[1]), mask.q_segments, k_segments)
     out_BTNH = Dense().attend(q, k, v, seen, softmax)
     return jnp.where((mask.q_segments > self.sequences)[..., None, None], jnp.nan, out_BTNH)
+
+
+class _OneProjection(Stack):
+  """A stack that lends its matrix to the cores of all layers.
+
+  Args:
+    stack: the stack whose parts this one takes over.
+    projection: the matrix, [k, length].
+  """
+
+  def __init__(self, stack: Stack, projection: nnx.Param):
+    take_over(self, stack)
+    self.projection = projection
+
+  def _run(self, blocks, *args):
+    layers = jax.tree.leaves(blocks)[0].shape[0]
+    lent = jnp.broadcast_to(self.projection[...], (layers, *self.projection.shape))
+
+    def with_projection(part):
+      if isinstance(part, Linformer) and part.layerwise:
+        part = jax.tree.map(lambda x: x, part)  # a new one, of this trace
+        part.keys = nnx.data(nnx.Param(lent))
+      return part
+
+    blocks = jax.tree.map(with_projection, blocks, is_leaf=lambda part: isinstance(part, Linformer))
+    return super()._run(blocks, *args)
 
 
 def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:

@@ -21,7 +21,7 @@ SPECS = {
   "chunked": {"name": "chunked", "query_chunk": 8, "key_chunk": 8},
   "local": {"name": "local", "window": 6},
   "bigbird": {"name": "bigbird", "block": 4, "random_blocks": 1},
-  "linformer": {"name": "linformer", "k": 6, "length": T},
+  "linformer": {"name": "linformer", "k": 6, "length": T, "share": "layerwise"},
   "memory_compressed": {"name": "memory_compressed", "stride": 3},
   "turns": ({"name": "local", "window": 4}, {"name": "memory_compressed", "stride": 2}),
 }
@@ -66,6 +66,21 @@ def test_models_scan_equals_loop(kind, name, position):
   for a, b, c in zip(jax.tree.leaves(scan), jax.tree.leaves(loop), jax.tree.leaves(exact), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5 * scale)
     np.testing.assert_allclose(a, c, rtol=1e-3, atol=1e-5 * scale)
+
+
+def test_layerwise_projections_are_one_matrix_in_all_layers():
+  """The model is that of key-value sharing whose layers all have the stack's matrix."""
+  made, features = model(Encoder, SPECS["linformer"]), batch("encoder")
+  arrays = params.arrays(made)
+  one = arrays.pop("encoder/projection")
+  of_layers = model(Encoder, {**SPECS["linformer"], "share": "kv"})
+  keys = {name: jnp.stack([one] * DIMS.layers) for name in params.arrays(of_layers).keys() - arrays.keys()}
+  of_layers = params.with_arrays(of_layers, arrays | keys)
+  logits = jax.jit(lambda models: [m(features)["logits"] for m in models])([made, of_layers])
+  np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-6)
+  sizes = ({"name": "linformer", "k": k, "length": T, "share": "layerwise"} for k in (4, 6))
+  with pytest.raises(UserError, match="core: found 'layerwise' projections of .6, 30. and .4, 30., expected one size"):
+    model(Encoder, tuple(sizes))
 
 
 DECODING = [("memory_compressed", "rope"), ("turns", "rope"), ("chunked", "rope"), ("local", "relative_bias")]

@@ -91,7 +91,7 @@ def test_memory_compressed_refuses_the_other_kind_of_stack():
     ),
     ({"name": "bigbird", "plan": "none"}, "core.plan: found 'none' .*, expected 'random' or 'first'"),
     ({"name": "bigbird", "random_blocks": -1}, "core.random_blocks: found -1 .*, expected a whole number, at least 0"),
-    ({"name": "linformer", "share": "layerwise"}, "core.share: found 'layerwise' .*, expected 'none' or 'headwise'"),
+    ({"name": "linformer", "share": "layers"}, "core.share: found 'layers' .*, expected 'none' or 'headwise'"),
     ({"name": "linformer", "start": "mean"}, "core.start: found 'mean' .*, expected 'random' or 'pooling'"),
     ({"name": "memory_compressed", "stride": True}, "core.stride: found True .*, expected a whole number above 0"),
     ({"name": "memory_compressed", "kernel": 3}, "core.kernel: unknown key; it takes stride"),
