@@ -127,9 +127,9 @@ class StackBuilder:
 
   @cached_property
   def period(self) -> int:
-    """Number of layers after which the pattern repeats."""
+    """Number of layers after which the pattern repeats, at most all layers."""
     experts = self.design.experts_every if self.design.experts else 1
-    return math.lcm(len(self.design.windows), experts, len(self.schemes), len(self.cores))
+    return min(self.dims.layers, math.lcm(len(self.design.windows), experts, len(self.schemes), len(self.cores)))
 
   @cached_property
   def cores(self) -> tuple[tuple[str, str | dict], ...]:

@@ -41,7 +41,8 @@ SMALL_CORES = {  # arguments of cores at lengths of 8 and 10
 EXCEPTIONS = {"bigbird": {"packing", "length"}, "memory_compressed": {"packing"}}
 
 
-PRETRAINING = {"xlnet": {"unknown"}}  # parameters that only a family's own objective reads
+# Parameters that only a family's own objective reads, or only training.
+PRETRAINING = {"xlnet": {"unknown"}, "t_dmca": {"decoder/blocks/moe_2/layer/router/noise"}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ def shrunk(variant: Variant, **changes) -> Variant:
   period = math.lcm(
     len(design.windows), design.experts_every if design.experts else 1, len(positions), len(_turns(design.core))
   )
-  layers = 2 if period == 1 else period
+  layers = 2 if period == 1 else min(period, dims.layers)
   cores = [{"name": one} if isinstance(one, str) else one for one in _turns(design.core)]
   own = [one | SMALL_CORES.get(one["name"], {}) for one in cores]
   experts = design.experts and dataclasses.replace(

@@ -8,9 +8,10 @@ The first use tokenises the split into `cache` (`python -m tools.prepare_example
 reads ids. See `data/supervised/` for templates, prepared examples and packing.
 
 For an encoder-decoder a record becomes (inputs + EOS, targets + EOS). For a decoder it is one sequence, inputs then
-targets + EOS, with loss on the targets only; with `prefix`, attention is bidirectional over the start token and the
-inputs (Raffel et al. 2020, section 3.2.1). A packed row holds several of these, which do not attend to each other; the
-loader, an epoch and an evaluation's `max_examples` then count rows as examples, and every epoch has every record once.
+targets + EOS, with loss on the targets only, or with `loss_on="all"` on the inputs too (Liu et al. 2018, section
+4.2.2); with `prefix`, attention is bidirectional over the start token and the inputs (Raffel et al. 2020, section
+3.2.1). A packed row holds several of these, which do not attend to each other; the loader, an epoch and an evaluation's
+`max_examples` then count rows as examples, and every epoch has every record once.
 
 `Task.examples` gives `record`, `inputs` and `targets` (texts) of every example, before packing and whatever its length.
 """
@@ -65,6 +66,7 @@ def task(
   targets_length: Length | None = None,
   architecture: Literal["encoder_decoder", "decoder"] = "encoder_decoder",
   prefix: bool = False,
+  loss_on: Literal["targets", "all"] = "targets",
   too_long: TooLong = "refuse",
   **records: Unpack[PackedRecords],
 ) -> Task:
@@ -76,6 +78,7 @@ def task(
     targets_length: tokens in a row of the decoder of an encoder-decoder; None is inputs_length.
     architecture: the kind of model that the features are for.
     prefix: for a decoder, adds `decoder_causal_attention`.
+    loss_on: the tokens that a decoder learns to predict: the targets, or all.
     too_long: treatment of examples longer than a row: `refuse` (an error), `skip` (with a report) or `truncate`.
     records: see `PackedRecords`.
 
@@ -90,6 +93,8 @@ def task(
     )
   if prefix and not decoder:
     raise UserError("config.task.prefix: found True, expected architecture='decoder': encoders see their whole input")
+  if loss_on == "all" and (prefix or not decoder):
+    raise UserError("config.task.loss_on: found 'all', expected architecture='decoder' and prefix=False, or 'targets'")
   source = PackedRecords(**records)
   vocabulary = vocabularies.load(source.vocabulary)
   texts = {"inputs": inputs, "targets": targets}
@@ -157,7 +162,8 @@ def task(
         whole_nL[(places_L >= low_n1) & (places_L < high_n1)] = tokens_nT[valid_nT]
       valid_nL, placed, shape = places_L < size_n1, (*row, plan.offsets[place_n, 0]), (row_B.size, limits[0])
       start = vocabularies.start_id(vocabulary)
-      made = packing.decoder_rows(whole_nL, valid_nL, places_L >= prompt_n1, placed, shape, start, 0)
+      learned_nL = valid_nL if loss_on == "all" else places_L >= prompt_n1
+      made = packing.decoder_rows(whole_nL, valid_nL, learned_nL, placed, shape, start, 0)
       given, _, _ = packing.scatter(places_L <= prompt_n1, valid_nL, *placed, shape)
       return made | {"decoder_causal_attention": given}
 
@@ -165,7 +171,7 @@ def task(
     return Rows(plan.num_rows, sequences if decoder else pairs, view=view, truncated=cut)
 
   own = dict(architecture=architecture, prefix=prefix, packed=source.packed)
-  kept = dict(too_long=too_long, pack_seed=source.pack_seed, vocabulary=vocabulary.fingerprint)
+  kept = dict(too_long=too_long, loss_on=loss_on, pack_seed=source.pack_seed, vocabulary=vocabulary.fingerprint)
   return labelled(
     "text_to_text.v1",
     source,

@@ -162,6 +162,10 @@ def test_a_decoder_reads_prompt_and_target_and_pays_for_the_target(tmp_path, tsv
       found.append((BYTES.decode(tokens[:prompt]), BYTES.decode(tokens[prompt:])))
     assert not one["decoder_loss_weights"][one["decoder_segment_ids"] == 0].any()
   assert sorted(found) == EXPECTED
+  everything = build(tmp_path, tsv, architecture="decoder", loss_on="all", inputs_length=128, targets_length=None)
+  other = epoch(everything)
+  assert np.array_equal(other.pop("decoder_loss_weights"), other["decoder_segment_ids"] > 0)
+  assert all(np.array_equal(x, features[name]) for name, x in other.items())
 
 
 def test_packed_and_unpacked_losses_are_equal(tmp_path, tsv):
@@ -213,6 +217,7 @@ def test_empty_fields_are_counted(tmp_path, tsv, capsys):
     ("a\tb\n1\t2\n", {"inputs": "{a!r}"}, r"config.task.inputs.*conversion of 'a'"),
     ("a\tb\n1\t2\n", {"source": "tvs:x"}, r"found format 'tvs'.*did you mean 'tsv'"),
     ("a\tb\n1\t2\n", {"prefix": True}, r"config.task.prefix: found True"),
+    ("a\tb\n1\t2\n", {"loss_on": "all"}, r"config.task.loss_on: found 'all', expected architecture='decoder' and"),
     ("a\tb\n1\t2\n", {"architecture": "decoder"}, r"config.task.targets_length: found 80, expected None"),
   ],
 )
