@@ -100,8 +100,8 @@ def generate(
     choose: `(scores_BV, step) -> int [B]`, `likeliest` or `drawn(keys)`.
     model, batch, max_length, transforms, eos: as for `greedy`.
   Returns:
-    (int32 [B, max_length] as `greedy`, float32 [B] log-probability of the new tokens, including the end token, under
-    the model itself, before any transform).
+    (int32 [B, max_length] as `greedy`, float32 [B, max_length] log-probabilities of the new tokens, including the end
+    token, under the model itself, before any transform; 0 after the end).
   """
   start = begin(model, batch, max_length, eos)
   changing, join = parts(start.state)
@@ -111,21 +111,22 @@ def generate(
     return (index < max_length) & ~jnp.all(ended_B)
 
   def advance(carry):
-    tokens_BT, log_p_B, last_B1, changing, ended_B, index = carry
+    tokens_BT, log_p_BT, last_B1, changing, ended_B, index = carry
     logits_BV, state = start.next_logits(last_B1, join(changing), index)
     step = Step(index, max_length, start.eos)
     chosen_B = choose(apply(transforms, logits_BV, step), step).astype(jnp.int32)
-    chosen_log_p_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], axis=1)[:, 0]
-    log_p_B = log_p_B + jnp.where(ended_B, 0.0, chosen_log_p_B)
+    log_p_B1 = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], axis=1)
+    log_p_B1 = constrain(jnp.where(ended_B[:, None], 0.0, log_p_B1), "batch", None)
     next_B = jnp.where(ended_B, start.pad, chosen_B)
     next_B1 = constrain(next_B[:, None], "batch", None)
     tokens_BT = jax.lax.dynamic_update_slice(tokens_BT, next_B1, (0, index))
-    return tokens_BT, log_p_B, next_B1, parts(state)[0], ended_B | is_in(next_B, start.eos), index + 1
+    log_p_BT = jax.lax.dynamic_update_slice(log_p_BT, log_p_B1, (0, index))
+    return tokens_BT, log_p_BT, next_B1, parts(state)[0], ended_B | is_in(next_B, start.eos), index + 1
 
   B = start.last_B1.shape[0]
   tokens_BT = constrain(jnp.full((B, max_length), start.pad, jnp.int32), "batch", None)
-  log_p_B = constrain(jnp.zeros(B, jnp.float32), "batch")
-  carry = tokens_BT, log_p_B, start.last_B1, changing, ~start.alive_B, jnp.int32(0)
+  log_p_BT = constrain(jnp.zeros((B, max_length), jnp.float32), "batch", None)
+  carry = tokens_BT, log_p_BT, start.last_B1, changing, ~start.alive_B, jnp.int32(0)
   return jax.lax.while_loop(more, advance, carry)[:2]
 
 

@@ -33,8 +33,8 @@ class Greedy:
   predictions = rows = 1  # per text, in the output and in batches
 
   def __call__(self, model, batch, numbers_B2, *, max_length: int, eos: tuple[int, ...]):
-    tokens_BT, score_B = generate(model, batch, likeliest, max_length=max_length, transforms=self.transforms, eos=eos)
-    return tokens_BT[:, None], score_B[:, None]
+    tokens_BT, log_p_BT = generate(model, batch, likeliest, max_length=max_length, transforms=self.transforms, eos=eos)
+    return tokens_BT[:, None], log_p_BT.sum(axis=1, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Sampling:
   def __call__(self, model, batch, numbers_B2, *, max_length: int, eos: tuple[int, ...]):
     key = jax.random.key(self.seed)
     keys_B = jax.vmap(lambda n: jax.random.fold_in(jax.random.fold_in(key, n[0]), n[1]))(numbers_B2)
-    tokens_BT, score_B = generate(
+    tokens_BT, log_p_BT = generate(
       model, batch, drawn(keys_B), max_length=max_length, transforms=self.transforms, eos=eos
     )
-    return tokens_BT[:, None], score_B[:, None]
+    return tokens_BT[:, None], log_p_BT.sum(axis=1, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True)
