@@ -15,6 +15,7 @@ FLOORS = {
   **dict.fromkeys((*GROUND, "nn", "parallel"), 0),
   "vocabularies": 0.1,
   "store": 0.2,
+  "rewards": 0.2,
   **dict.fromkeys(("corpora", "data"), 0.3),
   "runtime": 0.4,
   "architectures": 0.5,

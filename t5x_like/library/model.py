@@ -32,7 +32,7 @@ from t5x_like.training import trained
 from t5x_like.training.opening import features_of, open_run, vocabulary_of
 from t5x_like.training.trained import Trained
 
-CONVERSATIONS = ("chat", "preferences")  # tasks whose decoders answer in a chat template
+CONVERSATIONS = ("chat", "preferences", "prompts")  # tasks whose decoders answer in a chat template
 
 
 class Options(TypedDict, total=False):
@@ -81,7 +81,7 @@ class Model:
     self.vocabulary = vocabulary_of(source)
     ends = (self.vocabulary.eos_id,) if hasattr(self.vocabulary, "eos_id") else ()
     self.ends = tuple(identity.get("ends", ends))
-    self.template: str | None = task.template if task.name in CONVERSATIONS else None
+    self.template: str | None = task.get("template") if task.name in CONVERSATIONS else None
     self.features: dict[str, list[int]] = {name: list(shape[-1:]) for name, shape in features_of(identity).items()}
 
   @functools.cached_property

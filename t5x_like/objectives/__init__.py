@@ -42,6 +42,7 @@ class Base:
     several: whether examples have several rows, features [B, C, …].
     reference: whether it needs `model.reference`, an untrained copy of the model with the run's initial weights.
     teacher: whether `model.reference` is the model of `config.teacher` instead.
+    steps: the module of `training/` that makes steps for its batches, see `training/rollouts.py`; "" for plain ones.
     among_rows: whether the loss of a row depends on the other rows of the batch, which rules out accumulation.
     spare_classes: the number of logits that belong to no class of the task.
   """
@@ -56,6 +57,7 @@ class Base:
   several: ClassVar[bool] = False
   reference: ClassVar[bool] = False
   teacher: ClassVar[bool] = False
+  steps: ClassVar[str] = ""
   among_rows: ClassVar[bool] = False
   spare_classes: ClassVar[int] = 0
 

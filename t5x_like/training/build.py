@@ -93,7 +93,7 @@ def objective_of(config: ConfigDict) -> Callable:
 def model_of(config: ConfigDict):
   """Return (the abstract model, `key -> model`), with the adapters and the reference that the config asks for."""
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
-  objective = slots.find("config.objective.name", config.objective.name, t5x_like.objectives, "Objective")
+  objective = objective_of(config)
 
   def bare(key, slot="model", values=config.model):
     return slots.make(f"config.{slot}", values, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))

@@ -96,8 +96,8 @@ class Run:
     cutting = phase.task.buckets > 1
     if before and before.phase is phase:  # as after a rollback
       step, cost = before.step, before.cost
-    elif cutting:
-      step, cost = slots.module("buckets", training).compiled(phase.config, made.parts, phase.task)
+    elif maker := "buckets" if cutting else made.parts.objective.steps:
+      step, cost = slots.module(maker, training).compiled(phase.config, made.parts, phase.task)
     else:
       step, cost = compile_step(phase.config, made.parts, abstract_batch(phase.config, made.parts.rules, phase.task))
     batches = phases.batches(made.phases, self._position, None if cutting else rows)

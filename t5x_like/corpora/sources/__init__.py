@@ -30,6 +30,7 @@
     digits                                          1,797 tiny images that come with scikit-learn; `image`, `label`
     docstrings                                      the embedded corpus, built on first use
     docstring_tasks:name                            supervised tasks from that corpus: package, halves, name, parameter
+    sums:99                                         sums of two numbers up to 99; `a`, `b`, `sum`
     builtin                                         a tiny corpus with a field for every task, for trying out recipes
 
 A record is a dictionary of fields. Supervised tasks use its fields. Pretraining takes one field as the text of a

@@ -1,0 +1,128 @@
+"""Shared by the objectives that learn from rewards of the model's own completions."""
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like import rewards
+from t5x_like.errors import UserError
+from t5x_like.nn.linear import without_adapters
+from t5x_like.nn.vocabulary_logits import VocabularyLogits
+from t5x_like.objectives import flat
+from t5x_like.objectives._cross_entropy import statistics
+from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
+
+
+class Completions(NamedTuple):
+  """K completions of B prompts, of at most N tokens; float32.
+
+  Attributes:
+    own, old, base: log-probabilities [B, K, N] of the model, of the rollout and of the reference; without a reference,
+      `base` is `old`.
+    weights_BKN: 1 on tokens, 0 behind the end.
+    reward_BK: the rewards.
+    real_BK: 0 for the padding of a batch.
+    outputs: the model's.
+  """
+
+  own_BKN: jax.Array
+  old_BKN: jax.Array
+  base_BKN: jax.Array
+  weights_BKN: jax.Array
+  reward_BK: jax.Array
+  real_BK: jax.Array
+  outputs: dict
+
+
+class FromRewards(DecoderTargets):
+  """The base of objectives on rollouts; `training/rollouts.py` makes their batches.
+
+  The model runs without dropout, as it does in the rollout. Subclasses have the fields `reward` (a name in
+  `t5x_like.rewards` or `module:function`) and `beta` (the cost of departing from the reference, which has the run's
+  initial weights; at 0 there is none).
+  """
+
+  also = ("decoder_log_probabilities", "rewards")
+  gives = ("loss", "reward", "groups_with_signal", "kl", "completion_length")
+  several = True
+  steps = "rollouts"
+  updates: ClassVar[int] = 1  # of the model from each batch of rollouts
+
+  @property
+  def reference(self) -> bool:
+    return self.beta > 0
+
+  @classmethod
+  def check(cls, model, features: dict) -> None:
+    (completions,) = features["rewards"].shape
+    if completions < 2:
+      raise UserError(
+        f"config.task.completions: found {completions}, expected at least 2, as completions of the same prompt are"
+        " compared with one another"
+      )
+
+  def completions(self, model, batch: Batch) -> Completions:
+    """Run the model, and its reference if there is one, on the rows of a batch.
+
+    Args:
+      model: a decoder or an encoder-decoder with adapters, or with `model.reference`.
+      batch: features of `decoding/rollouts.py`, [B, K, …], and `rewards` float32 [B, K].
+    """
+    rows = flat(batch)
+    outputs, shape = model.outputs(rows), batch["decoder_log_probabilities"].shape
+    weights_BKN = batch[self.weights][..., -shape[-1] :]
+    own_BKN, old_BKN = log_probabilities(outputs["logits"], rows, shape), batch["decoder_log_probabilities"]
+    base_BKN = old_BKN
+    if self.reference:
+      reference = getattr(model, "reference", None) or without_adapters(model, merged=False)
+      base_BKN = jax.lax.stop_gradient(log_probabilities(reference.outputs(rows)["logits"], rows, shape))
+    real_BK = jnp.any(weights_BKN > 0, axis=-1).astype(jnp.float32)
+    return Completions(own_BKN, old_BKN, base_BKN, weights_BKN, batch["rewards"], real_BK, outputs)
+
+  def summed(self, found: Completions, loss_BK: jax.Array, **each: jax.Array) -> tuple[jax.Array, Sums]:
+    """Sum the loss and further figures [B, K] over completions.
+
+    Returns:
+      (loss sum, sums): `loss`, `weights` (completions), `reward`, `groups_with_signal` (completions of prompts whose
+      rewards differ), `completion_length` (tokens, their end included), `each`, and the scalars of the model.
+    """
+    spread_B1 = jnp.ptp(found.reward_BK, axis=1, keepdims=True)
+    each |= {
+      "reward": found.reward_BK,
+      "groups_with_signal": jnp.broadcast_to(spread_B1 > 0, loss_BK.shape),
+      "completion_length": jnp.sum(found.weights_BKN, axis=-1),
+    }
+    loss = jnp.sum(loss_BK * found.real_BK)
+    sums = {"loss": loss, "weights": jnp.sum(found.real_BK)}
+    sums |= {name: jnp.sum(x * found.real_BK) for name, x in each.items()}
+    return add_auxiliary(loss, sums, found.outputs)
+
+
+def log_probabilities(logits, rows: Batch, shape: tuple[int, int, int]) -> jax.Array:
+  """Return the log-probabilities of the last N targets of rows [B * K, T], in the shape [B, K, N]."""
+  N = shape[-1]
+  last = dataclasses.replace(logits, x=logits.x[:, -N:]) if isinstance(logits, VocabularyLogits) else logits[:, -N:]
+  log_z_RN, target_RN, *_ = statistics(last, rows["decoder_target_tokens"][:, -N:])
+  return (target_RN - log_z_RN).reshape(shape)
+
+
+def k3(own_BKN: jax.Array, base_BKN: jax.Array) -> jax.Array:
+  """Return the estimate of KL(model || reference) at each token, `r - log r - 1` with `r = reference / model`.
+
+  Schulman 2020, "Approximating KL divergence": unbiased for tokens of the model, and never negative.
+  """
+  log_r_BKN = base_BKN - own_BKN
+  return jnp.expm1(log_r_BKN) - log_r_BKN
+
+
+def mean_over_tokens(x_BKN: jax.Array, weights_BKN: jax.Array) -> jax.Array:
+  """Return the mean of each completion's tokens, [B, K]; 0 for a completion without any."""
+  return jnp.sum(x_BKN * weights_BKN, axis=-1) / jnp.maximum(jnp.sum(weights_BKN, axis=-1), 1.0)
+
+
+def check_reward(name: str) -> None:
+  """Raise UserError for the name of a built-in reward that does not exist; others are imported when needed."""
+  if ":" not in name:
+    rewards.find(name)

@@ -1,0 +1,53 @@
+"""REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024, arXiv:2402.14740; Kool et al. 2019)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.errors import UserError
+from t5x_like.objectives._losses import Batch, Sums
+from t5x_like.objectives._rollouts import FromRewards, check_reward, k3, mean_over_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(FromRewards):
+  """`-A log p(completion)`, where A is its reward minus the mean of the other K - 1 of its prompt (section 3.1).
+
+  The completion as a whole is one action. Its reward is lowered by `beta log p/r`, with p its probability in the
+  rollout and r that of the reference (equation 3). Every batch of rollouts gives one update.
+
+  Attributes:
+    reward: a name in `t5x_like.rewards`, or `module:function`.
+    beta: the weight of the KL divergence from the reference; 0 needs no reference.
+  """
+
+  reward: str
+  beta: float = 0.03
+
+  def __post_init__(self):
+    if self.beta < 0:
+      raise UserError(f"config.objective.beta: found {self.beta}, expected a number, at least 0")
+    check_reward(self.reward)
+
+  def advantages(self, reward_BK: jax.Array) -> jax.Array:
+    """Return the advantage of each of the K completions of B prompts, [B, K]."""
+    K = reward_BK.shape[1]
+    return (reward_BK - jnp.mean(reward_BK, axis=1, keepdims=True)) * (K / (K - 1))
+
+  def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Run the model on a batch.
+
+    Args:
+      model, batch: see `FromRewards.completions`.
+      key: not used.
+    Returns:
+      (loss sum, sums), sums over completions: see `FromRewards.summed`; with a reference, `kl` is the mean over each
+      completion's tokens.
+    """
+    found = self.completions(model, batch)
+    cost_BK = self.beta * jnp.sum((found.old_BKN - found.base_BKN) * found.weights_BKN, axis=-1)
+    A_BK = self.advantages(found.reward_BK - cost_BK)
+    loss_BK = -A_BK * jnp.sum(found.own_BKN * found.weights_BKN, axis=-1)
+    kl = mean_over_tokens(k3(found.own_BKN, found.base_BKN), found.weights_BKN)
+    return self.summed(found, loss_BK, **({"kl": kl} if self.reference else {}))

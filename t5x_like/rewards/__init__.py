@@ -1,0 +1,75 @@
+"""Rewards that a program computes from a text, one per file: the module path is the registry.
+
+  config.objective = {"name": "grpo", "reward": "exact"}
+
+A file here has a function `reward`; a recipe may also name one of its own, `module:function`. It is called with all
+texts of this process at once, and is a pure function of them:
+
+  rewards = reward(texts, examples)
+
+`texts` are completions, without the token that ends them. `examples` are dicts with the fields of the record
+(`config.task.fields`) that belongs to each. It returns a finite number for each.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_like import slots
+from t5x_like.errors import UserError, one_line
+
+Reward = Callable[[list[str], list[dict[str, Any]]], Sequence[float]]
+
+
+def find(name: str) -> Reward:
+  """Return the function of a name; raise UserError if there is none or it may not be imported (`trust.function`)."""
+  return slots.find("config.objective.reward", name, sys.modules[__name__], "reward")
+
+
+def packed(fields: dict[str, Any], length: int, where: str) -> np.ndarray:
+  """Return the fields of a record as a task's feature: UTF-8 of their JSON, uint8 [length], padded with 0.
+
+  Raises:
+    UserError: they are longer, or are no JSON.
+  """
+  try:
+    found = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+  except (TypeError, ValueError) as error:
+    raise UserError(f"{where}: found fields that are no JSON ({one_line(error)}); choose others for fields") from None
+  if len(found) > length:
+    raise UserError(
+      f"{where}: found {len(found)} bytes in its fields {', '.join(fields)}, expected at most {length}; raise"
+      " --config.task.fields_length"
+    )
+  return np.frombuffer(found.ljust(length, b"\0"), np.uint8)
+
+
+def unpacked(fields_RF: np.ndarray) -> list[dict[str, Any]]:
+  """Invert `packed` for rows; a row of zeros is {}."""
+  return [json.loads(bytes(row).rstrip(b"\0") or b"{}") for row in np.asarray(fields_RF, np.uint8)]
+
+
+def texts_of(tokens_RN: np.ndarray, vocabulary, ends: Sequence[int]) -> list[str]:
+  """Return the texts of completions up to their ends."""
+  rows = [row[: next((place for place, i in enumerate(row) if i in ends), None)] for row in tokens_RN.tolist()]
+  return [vocabulary.decode([i for i in row if i < vocabulary.size]) for row in rows]
+
+
+def of_texts(name: str, texts: list[str], examples: list[dict[str, Any]]) -> np.ndarray:
+  """Return the rewards of texts, float32 [R].
+
+  Raises:
+    UserError: the function fails, or does not return a finite number for each text.
+  """
+  reward, where = find(name), f"config.objective.reward: {name}"
+  try:
+    found = np.asarray(reward(texts, examples), np.float32)
+  except Exception as error:
+    raise UserError(f"{where} failed: {type(error).__name__}: {one_line(error)}") from error
+  if found.shape != (len(texts),) or not np.isfinite(found).all():
+    told = f"shape {list(found.shape)}" if found.shape != (len(texts),) else "a number that is not finite"
+    raise UserError(f"{where}: found {told}, expected a finite number for each of {len(texts)} texts")
+  return found

@@ -1,0 +1,115 @@
+"""Steps on the model's own completions: answer the prompts of a batch, reward the answers, update the model.
+
+All of this happens within the step: it takes a batch of prompts, and what it adds to it is a function of the state, the
+seed, the step and each row's place in the global batch, whatever the layout of the devices. Nothing else is kept, so a
+run that is stopped in the middle of a rollout makes the same one when it goes on.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from t5x_like import rewards
+from t5x_like.decoding.generate import drawn
+from t5x_like.decoding.rollouts import rollout
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.objectives import flat
+from t5x_like.parallel.rules import fetch, from_local_rows, local_rows
+from t5x_like.runtime import process
+from t5x_like.training.build import Parts, abstract_batch
+from t5x_like.training.compilation import Cost, compile_step
+from t5x_like.training.state import TrainState
+
+_ROLLOUTS = 2  # folded into the run's key; dropout has the key itself
+
+
+class Steps:
+  """The steps of a phase: `(state, batch of prompts) -> (state, metrics)`, which donates the state.
+
+  Attributes:
+    cost: of one update; generation is not counted.
+  """
+
+  def __init__(self, config: ConfigDict, parts: Parts, task):
+    self._parts, self._task, self._batch_size = parts, task, config.batch_size
+    self._ends = tuple({task.vocabulary.eos_id, *(end for leaf in task.leaves.values() for end in leaf.ends)})
+    rewards.find(parts.objective.reward)
+    batch = abstract_batch(config, parts.rules, task)
+    _, K, N = batch["decoder_log_probabilities"].shape
+    process.say(
+      f"rollouts: {K} completions of each of {config.batch_size} prompts, of at most {N} tokens, rewarded by"
+      f" {parts.objective.reward}"
+    )
+    answer = answering(parts.model, parts.rules, seed=config.seed, ends=self._ends)
+    self._answer = answer.lower(parts.state.params, batch, parts.state.step).compile()
+    self._step, self.cost = compile_step(config, parts, batch)
+
+  def answered(self, state: TrainState, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return a batch of prompts with their completions and the rewards of these.
+
+    Raises:
+      UserError: the reward function fails; see `rewards.of_texts`.
+    """
+    batch = self._answer(state.params, batch, state.step)
+    rules, size, N = self._parts.rules, self._batch_size, batch["decoder_log_probabilities"].shape[-1]
+    rows = local_rows(rules.batch(), size)
+    tokens_BKN = fetch(batch["decoder_target_tokens"])[rows][..., -N:]
+    texts = rewards.texts_of(tokens_BKN.reshape(-1, N), self._task.vocabulary, self._ends)
+    fields = rewards.unpacked(fetch(batch["fields"])[rows])
+    examples = [one for one in fields for _ in range(tokens_BKN.shape[1])]
+    found_BK = rewards.of_texts(self._parts.objective.reward, texts, examples).reshape(tokens_BKN.shape[:2])
+    return batch | {"rewards": from_local_rows(rules.batch(), rows, found_BK, size)}
+
+  def __call__(self, state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Answer a batch and update the model; several updates count as one step. The metrics are those of the last."""
+    batch = self.answered(state, batch)
+    state, metrics = self._step(state, batch)
+    for _ in range(self._parts.objective.updates - 1):
+      state, metrics = self._step(dataclasses.replace(state, step=state.step - 1), batch)
+    return state, metrics
+
+
+def answering(model, rules, *, seed: int, ends: tuple[int, ...]) -> Callable:
+  """Return the jitted function `(parameters, batch of prompts, step) -> batch with completions`, rows split as given.
+
+  The key of a completion is folded from the seed, the step and its place in the global batch.
+  """
+
+  def answer(arrays, batch, step):
+    with rules.activate():
+      B, K, N = batch["decoder_log_probabilities"].shape
+      rows = flat({name: x for name, x in batch.items() if name != "decoder_log_probabilities"})
+      key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ROLLOUTS), step)
+      keys_R = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(B * K))
+      made = rollout(params.with_arrays(model, arrays), rows, drawn(keys_R), new_tokens=N, ends=ends)
+      return batch | {name: x.reshape(B, K, *x.shape[1:]) for name, x in made.items()}
+
+  return jax.jit(answer, out_shardings=rules.batch())
+
+
+def compiled(config: ConfigDict, parts: Parts, task) -> tuple[Steps, Cost]:
+  """Return the steps for batches of prompts, and the cost of an update.
+
+  Raises:
+    UserError: the recipe evaluates the loss of given rows, the parts of a mixture differ in their lengths, or the
+      reward cannot be found.
+  """
+  for name, values in config.evals.items():
+    if values.name == "loss":
+      raise UserError(
+        f"config.evals.{name}: prompts have no answers whose loss could be evaluated; name the evaluator `reward`"
+        ' instead: config.evals = {"reward": {}}'
+      )
+  for label, leaf in task.leaves.items():
+    odd = [name for name, one in task.features.items() if name != "fields" and leaf.features[name] != one]
+    if odd:
+      raise UserError(
+        f"config.task.parts.{label}: found another length of {odd[0]} than in other parts, expected the same"
+        " prompt_length, new_tokens and completions in all; set them in config.task.shared"
+      )
+  steps = Steps(config, parts, task)
+  return steps, steps.cost

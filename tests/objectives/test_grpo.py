@@ -1,0 +1,143 @@
+"""GRPO, Dr. GRPO and RLOO against their formulas in numpy, and their mean gradients against a bandit's."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from t5x_like.errors import UserError
+from t5x_like.objectives import grpo, rloo
+
+B, K, N, V, PROMPT = 2, 4, 3, 5, 2
+
+
+class Table:
+  """A model whose logits are its only parameter."""
+
+  def __init__(self, logits_RTV, reference=None):
+    self.logits_RTV, self.reference = logits_RTV, reference
+
+  def outputs(self, rows, key=None):
+    return {"logits": self.logits_RTV}
+
+
+@pytest.fixture(scope="module")
+def drawn():
+  """(logits of a model and of its reference, a batch): two groups, the second without a signal."""
+  generator = np.random.default_rng(3)
+  own, base = (generator.normal(size=(B * K, PROMPT + N, V)) for _ in range(2))
+  targets = generator.integers(0, V, (B, K, PROMPT + N)).astype(np.int32)
+  lengths = np.array([[1, 3, 2, 3], [2, 2, 1, 3]])
+  weights = np.zeros((B, K, PROMPT + N), np.float32)
+  weights[..., PROMPT:] = np.arange(N) < lengths[..., None]
+  old = log_p(own, targets) + generator.normal(0, 0.4, (B, K, N))
+  batch = {
+    "decoder_input_tokens": targets,
+    "decoder_target_tokens": targets,
+    "decoder_loss_weights": weights,
+    "decoder_log_probabilities": (old * weights[..., PROMPT:]).astype(np.float32),
+    "rewards": np.array([[1.0, 0.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0]], np.float32),
+  }
+  return own, base, batch
+
+
+def log_p(logits, targets):
+  """The log-probabilities [B, K, N] of the last N targets."""
+  every = log_softmax(logits, axis=-1).reshape(B, K, PROMPT + N, V)[..., PROMPT:, :]
+  return np.take_along_axis(every, targets[..., PROMPT:, None], -1)[..., 0]
+
+
+def by_hand(objective, own, base, batch):
+  """(loss sum, sum of KL, sum of the clipped shares), completion by completion and token by token."""
+  p, r = log_p(own, batch["decoder_target_tokens"]), log_p(base, batch["decoder_target_tokens"])
+  old, loss, kl, clipped = batch["decoder_log_probabilities"], 0.0, 0.0, 0.0
+  for b, k in itertools.product(range(B), range(K)):
+    group, places = batch["rewards"][b], range(int(batch["decoder_loss_weights"][b, k].sum()))
+    if isinstance(objective, rloo.Objective):
+      lowered = [group[j] - objective.beta * sum((old - r)[b, j][batch["decoder_loss_weights"][b, j][PROMPT:] > 0])
+                 for j in range(K)]  # fmt: skip
+      A = lowered[k] - np.mean([lowered[j] for j in range(K) if j != k])
+      loss += -A * sum(p[b, k, n] for n in places)
+    else:
+      A = group[k] - group.mean()
+      A = A / (group.std(ddof=1) + 1e-4) if objective.form == "grpo" else A
+      ratios = [np.exp(p[b, k, n] - old[b, k, n]) for n in places]
+      bound = [np.clip(ratio, 1 - objective.clip, 1 + objective.clip) for ratio in ratios]
+      k3 = [np.exp(r[b, k, n] - p[b, k, n]) - (r[b, k, n] - p[b, k, n]) - 1 for n in places]
+      each = [-min(a * A, c * A) + objective.beta * x for a, c, x in zip(ratios, bound, k3)]
+      loss += sum(each) / (len(each) if objective.form == "grpo" else N)
+      clipped += np.mean([c * A < a * A for a, c in zip(ratios, bound)])
+    kl += np.mean([np.exp(r[b, k, n] - p[b, k, n]) - (r[b, k, n] - p[b, k, n]) - 1 for n in places])
+  return loss, kl, clipped
+
+
+@pytest.mark.parametrize(
+  "objective",
+  [
+    grpo.Objective("exact", clip=0.2, beta=0.3),
+    grpo.Objective("exact", form="dr_grpo", clip=0.1, beta=0.2),
+    rloo.Objective("exact", beta=0.25),
+  ],
+  ids=["grpo", "dr_grpo", "rloo"],
+)
+def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
+  own, base, batch = drawn
+  loss, sums = objective(Table(jnp.asarray(own), Table(jnp.asarray(base))), batch)
+  expected, kl, clipped = by_hand(objective, own, base, batch)
+  np.testing.assert_allclose([loss, sums["loss"], sums["kl"]], [expected, expected, kl], rtol=1e-4)
+  assert sums["weights"] == B * K and sums["reward"] == 5.5 and sums["groups_with_signal"] == K
+  assert sums["completion_length"] == 17
+  if "clip_fraction" in objective.gives:
+    np.testing.assert_allclose(sums["clip_fraction"], clipped, rtol=1e-5)
+    assert 0 < clipped < B * K
+  padded = {name: np.concatenate([x, np.zeros_like(x[:1])]) for name, x in batch.items()}
+  wide = [jnp.asarray(np.concatenate([x, np.zeros_like(x[:K])])) for x in (own, base)]
+  again = objective(Table(wide[0], Table(wide[1])), padded)[1]
+  for name, value in sums.items():
+    np.testing.assert_allclose(again[name], value, rtol=1e-5, err_msg=f"{name}: padding counts")
+
+
+@pytest.mark.parametrize(
+  ("objective", "share"),
+  [(rloo.Objective("exact", beta=0.0), 1.0), (grpo.Objective("exact", form="dr_grpo", beta=0.0), 1 / 2)],
+  ids=["rloo", "dr_grpo"],
+)
+def test_the_mean_gradient_is_that_of_the_expected_reward(objective, share):
+  """A bandit of three arms: the mean over every pair of draws is exact. Dr. GRPO's is 1 - 1/K of it, as is known."""
+  reward_V, theta_V = np.array([0.3, 1.0, -0.5]), jnp.asarray([0.2, -0.4, 0.5])
+  pairs = np.array(list(itertools.product(range(3), repeat=2)), np.int32)
+
+  def loss(theta_V, pair):
+    logp_2 = jax.lax.stop_gradient(jax.nn.log_softmax(theta_V))[pair]
+    batch = {name: pair[None, :, None] for name in ("decoder_input_tokens", "decoder_target_tokens")}
+    batch |= {"decoder_loss_weights": jnp.ones((1, 2, 1)), "decoder_log_probabilities": logp_2[None, :, None]}
+    batch |= {"rewards": jnp.asarray(reward_V, jnp.float32)[pair][None]}
+    total, sums = objective(Table(jnp.broadcast_to(theta_V, (2, 1, 3))), batch)
+    return total / sums["weights"]
+
+  each = jax.vmap(jax.grad(loss), (None, 0))(theta_V, jnp.asarray(pairs))
+  p_V = np.asarray(jax.nn.softmax(theta_V))
+  found = (p_V[pairs].prod(axis=1)[:, None] * each).sum(axis=0)
+  expected = -jax.grad(lambda theta_V: jax.nn.softmax(theta_V) @ reward_V)(theta_V)
+  np.testing.assert_allclose(found, share * expected, atol=1e-6)
+
+
+def test_without_beta_there_is_no_reference():
+  assert not grpo.Objective("exact", beta=0.0).reference and rloo.Objective("exact").reference
+
+
+@pytest.mark.parametrize(
+  ("make", "words"),
+  [
+    (lambda: grpo.Objective("exact", clip=1.0), "found clip 1.0 and beta 0.04, expected clip between 0 and 1"),
+    (lambda: rloo.Objective("exact", beta=-1.0), "config.objective.beta: found -1.0"),
+    (lambda: grpo.Objective("exakt"), "config.objective.reward: found 'exakt', expected one of exact, number"),
+    (lambda: grpo.Objective.check(None, {"rewards": np.zeros(1)}), "config.task.completions: found 1, expected"),
+  ],
+)
+def test_bad_options_are_one_line(make, words):
+  with pytest.raises(UserError, match=words):
+    make()

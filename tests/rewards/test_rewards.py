@@ -1,0 +1,42 @@
+"""Rewards of texts, and the record that travels with a row."""
+
+import numpy as np
+import pytest
+
+from t5x_like import rewards, trust, vocabularies
+from t5x_like.errors import UserError
+from t5x_like.rewards import exact, number
+
+
+def test_built_in_rewards():
+  examples = [{"sum": "42", "other": "x"}] * 3
+  assert exact.reward([" 42\n", "042", "x"], examples) == [1.0, 0.0, 1.0]
+  texts = ["so it is 1,042.", "#### 42 apples, not 41", "none", "-42"]
+  assert number.reward(texts, [{"answer": "2 + 1040 = 1042"}, *[{"answer": 42}] * 3]) == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_record_travels_as_bytes():
+  record = {"answer": "vierzig — 40", "tags": ["ü", None]}
+  row = rewards.packed(record, 64, "here")
+  assert rewards.unpacked(np.stack([row, np.zeros_like(row)])) == [record, {}]
+  with pytest.raises(UserError, match="here: found .* bytes in its fields answer, tags, expected at most 8; raise"):
+    rewards.packed(record, 8, "here")
+
+
+def test_texts_end_before_their_ends():
+  vocabulary = vocabularies.load("bytes")
+  ids = [*vocabulary.encode("ab"), vocabulary.eos_id, *vocabulary.encode("c")]
+  assert rewards.texts_of(np.array([ids]), vocabulary, (vocabulary.eos_id,)) == ["ab"]
+
+
+def test_a_function_elsewhere_must_be_named_in_the_command():
+  trust.begin(())
+  with pytest.raises(UserError, match="config.objective.reward: found 'os:getcwd', which this command does not name"):
+    rewards.find("os:getcwd")
+
+
+@pytest.mark.parametrize(("found", "words"), [([1.0], "found shape"), ([1.0, np.nan], "not finite"), (None, "failed")])
+def test_a_bad_reward_is_one_line(found, words, monkeypatch):
+  monkeypatch.setattr(exact, "reward", lambda texts, examples: found if found else 1 / 0)
+  with pytest.raises(UserError, match=f"config.objective.reward: exact.*{words}"):
+    rewards.of_texts("exact", ["a", "b"], [{}, {}])
