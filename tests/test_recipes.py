@@ -52,8 +52,10 @@ CORPUS = (
   "folder",
   "tags",
   "tags_field",
+  "prompt",
+  "fields",
 )
-LENGTHS = ("length", "inputs_length", "targets_length", "resolution", "patch")
+LENGTHS = ("length", "inputs_length", "targets_length", "prompt_length", "new_tokens", "resolution", "patch")
 # Parameters of T5 1.1 and 1.0 with the vocabulary of 32,128.
 GOLDEN = {
   "small": (76_961_152, 60_506_624),

@@ -30,6 +30,8 @@ RECIPES = {  # one of every objective, and of every way to make its examples
   "configs/electra/small.py": (),
   "configs/finetune/chat.py:lora": (),
   "configs/finetune/decoder.py": (),
+  "configs/finetune/grpo.py": (),
+  "configs/finetune/grpo.py:rloo,lora": (),
   "configs/finetune/orpo.py": (),
   "configs/finetune/preferences.py": (),
   "configs/finetune/reward.py": (),

@@ -99,6 +99,7 @@ CASES = {
   "tagging": [{"file": "conll", "tags": ["O"], "tags_field": "1", "length": 64}],
   "chat": [{"file": "jsonl", "length": 64}],
   "preferences": [{"file": "jsonl", "length": 64}],
+  "prompts": [{"file": "jsonl", "prompt": "{prompt}", "fields": ["chosen"], "prompt_length": 64, "new_tokens": 8}],
   "multiple_choice": [{"file": "jsonl", "text": "{prompt}", "options": "options", "choices": 2, "length": 48}],
   "span_qa": [{"file": "squad", "length": 64, "stride": 16}],
   "image_classification": [{"images": "digits", "resolution": 12, "channels": 1} | ALL_OF_IT],

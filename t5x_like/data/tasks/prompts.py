@@ -31,8 +31,8 @@ BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "template": None, "promp
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return the sizes of its laptop form."""
-  return {"prompt_length": length, "new_tokens": 8, "completions": 4}
+  """Return the lengths of its laptop form."""
+  return {"prompt_length": length, "new_tokens": 8}
 
 
 def features(

@@ -1,0 +1,93 @@
+"""Rollouts: their log-probabilities are those of the training forward, on any layout of devices."""
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like import rewards
+from t5x_like.data import features, loader
+from t5x_like.data import task as tasks
+from t5x_like.nn import params
+from t5x_like.objectives import flat
+from t5x_like.objectives._rollouts import log_probabilities
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.training.rollouts import answering
+from tests.models.families import Case, model, shrunk
+
+B, K, N, EOS = 4, 3, 6, 1
+
+
+def case(architecture):
+  from t5x_like.models import llama, t5
+
+  if architecture == "decoder":
+    return Case("llama", "llama", shrunk(llama.VARIANTS["llama3.1-8b"]))
+  return Case("t5", "t5", shrunk(t5.VARIANTS["t5-v1_1-small"]))
+
+
+def prompts(architecture, vocab):
+  """Prompts of unequal lengths in the rows of the task, with ids of the model."""
+  arguments = {"name": "prompts", "prompt_length": 5, "new_tokens": N, "completions": K, "architecture": architecture}
+  described = features.of(arguments)
+  batch = {name: np.zeros((B, *one.shape), one.dtype) for name, one in described.items()}
+  generator = np.random.default_rng(0)
+  side, places = ("decoder", slice(0, 5)) if architecture == "decoder" else ("encoder", slice(0, 5))
+  for row, length in enumerate((5, 2, 3, 4)):
+    at = slice(5 - length, 5) if side == "decoder" else slice(0, length)
+    batch[f"{side}_input_tokens"][row, :, at] = generator.integers(3, vocab, length)
+    batch[f"{side}_segment_ids"][row, :, at] = 1
+  if side == "encoder":
+    batch["decoder_segment_ids"][..., :1] = 1
+  else:
+    batch["decoder_positions"][..., places] = np.maximum(batch["decoder_segment_ids"][..., places].cumsum(-1) - 1, 0)
+  return batch
+
+
+@pytest.mark.parametrize("architecture", ["decoder", "encoder_decoder"])
+def test_log_probabilities_are_those_of_the_forward_and_of_every_layout(architecture):
+  chosen = case(architecture)
+  made = model(chosen)
+  arrays = params.arrays(made)
+  batch = prompts(architecture, chosen.variant.vocab_size)
+  answers = []
+  for axes, devices in (({"data": 1}, 1), ({"data": 2, "tensor": 2}, 4)):
+    rules = Rules.make(make_mesh(axes, jax.devices()[:devices]))
+    placed = {name: jax.device_put(x, rules.batch()) for name, x in batch.items()}
+    shards = rules.of_params(params.named_params(made))
+    split = {name: jax.device_put(x, shards[name]) for name, x in arrays.items()}
+    answers.append(jax.device_get(answering(made, rules, seed=7, ends=(EOS,))(split, placed, 3)))
+  one, sharded = answers
+  np.testing.assert_array_equal(one["decoder_target_tokens"], sharded["decoder_target_tokens"])
+  np.testing.assert_allclose(one["decoder_log_probabilities"], sharded["decoder_log_probabilities"], atol=1e-4)
+
+  rows, weights = flat(one), one["decoder_loss_weights"][..., -N:]
+  forward = jax.jit(lambda rows: log_probabilities(made.outputs(rows)["logits"], rows, (B, K, N)))(rows)
+  np.testing.assert_allclose(one["decoder_log_probabilities"], forward * weights, atol=1e-4)
+  tokens = one["decoder_target_tokens"][..., -N:]
+  assert len(np.unique(tokens[0, :, 0])) > 1, "the same completion for every row"
+  ended = (tokens * weights == EOS).any(-1)
+  assert (weights.sum(-1)[~ended] == N).all() and ((tokens == EOS) * weights).sum(-1).max() <= 1
+  later = answering(made, rules, seed=7, ends=(EOS,))(split, placed, 4)
+  assert (np.asarray(later["decoder_target_tokens"]) != one["decoder_target_tokens"]).any(), "the step is in the key"
+
+
+@pytest.mark.parametrize("architecture", ["decoder", "encoder_decoder"])
+def test_rows_of_prompts(architecture, tmp_path):
+  given = dict(source="sums:9", cache=str(tmp_path), prompt="{a}+{b}=", fields=["sum"], fields_length=32)
+  sizes = dict(prompt_length=8, new_tokens=3, completions=2, architecture=architecture)
+  built = tasks.build("prompts", "train", **given, **sizes)
+  assert built.features == features.of({"name": "prompts", **sizes, "fields_length": 32})
+  batch, vocabulary = next(loader.eval_batches(built, batch_size=4)), built.vocabulary
+  side = architecture.split("_")[0]
+  for row, example in enumerate(built.examples([])[:4]):
+    real = batch[f"{side}_segment_ids"][row, 1] > 0
+    ids = batch[f"{side}_input_tokens"][row, 1][real].tolist()
+    if architecture == "decoder":
+      assert ids[1:] == vocabulary.encode(example["inputs"]) and np.flatnonzero(real)[-1] == 7
+      assert batch["decoder_positions"][row, 1][real].tolist() == list(range(len(ids)))
+    else:
+      assert ids == [*vocabulary.encode(example["inputs"]), vocabulary.eos_id]
+      assert batch["decoder_input_tokens"][row, 1, 0] == vocabulary.decoder_start_id
+    assert rewards.unpacked(batch["fields"][row : row + 1]) == [{"sum": example["record"]["sum"]}]
+  assert not batch["decoder_loss_weights"].any()

@@ -1,0 +1,66 @@
+"""Runs that learn from rewards, through the command: stopped in the middle of a rollout, evaluated, refused."""
+
+import json
+
+import pytest
+
+import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
+from t5x_like import predict, train
+from t5x_like.report.writer import read_metrics
+from t5x_like.rewards import exact
+from tests.runs import assert_same_bits
+
+
+def flags(folder, workdir, **changes):
+  task = {"name": "prompts", "source": "sums:9", "cache": f"{folder}/cache", "prompt": "{a}+{b}=", "fields": ["sum"]}
+  values = {
+    "task": task | {"fields_length": 32, "prompt_length": 6, "new_tokens": 4, "completions": 4},
+    "objective": {"name": "grpo", "reward": "exact", "updates": 2},
+    "evals": {"reward": {"max_examples": 8}},
+    "schedule": {"name": "constant", "learning_rate": 1e-2},
+    "mesh": {"data": 1},
+  } | changes
+  words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
+  steps = ("--config.total_steps=4", "--config.eval_every=4", "--config.checkpoint.every=2", "--config.batch_size=8")
+  start = ("--config=tests/recipes/nano_decoder.py", "--config.model.dropout=0.1", f"--workdir={workdir}")
+  return [*start, *words, *steps]
+
+
+def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(tmp_path, compiled, capsys, monkeypatch):
+  calls = []
+
+  def reward(texts, examples):
+    """Rewards small bytes: from random weights, no sum is right."""
+    calls.append(len(texts))
+    if len(calls) == stop_at:
+      raise InterruptedError("stopped here")
+    assert all(example.keys() == {"sum"} for example in examples)
+    return [sum(letter < "A" for letter in text) / 4 for text in texts]
+
+  monkeypatch.setattr(exact, "reward", reward)
+  stop_at = None
+  assert train.main(flags(tmp_path, tmp_path / "whole")) == 0, capsys.readouterr().err
+  assert calls == [32, 32, 32, 32, 8]
+  calls, stop_at = [], 4
+  assert train.main(flags(tmp_path, tmp_path / "parted")) == 2
+  assert "config.objective.reward: exact failed: InterruptedError: stopped here" in capsys.readouterr().err
+  assert train.main(flags(tmp_path, tmp_path / "parted")) == 0
+  assert_same_bits(tmp_path / "whole", tmp_path / "parted", 4)
+  rows = [row for row in read_metrics(tmp_path / "whole") if "train/reward" in row]
+  assert {"train/kl", "train/clip_fraction", "train/groups_with_signal", "train/completion_length"} <= rows[0].keys()
+  assert len(rows) == 4 and rows[0]["train/kl"] > 0, "the second update has left the reference"
+  (tmp_path / "in.txt").write_text("1+2=\n")
+  asked = [f"--workdir={tmp_path}/whole", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]
+  assert predict.main([*asked, "--max_new_tokens=2"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"evals": {"loss": {}}}, "config.evals.loss: prompts have no answers"),
+    ({"objective": {"name": "grpo", "reward": "exakt"}}, "did you mean 'exact'"),
+  ],
+)
+def test_recipes_that_cannot_be_are_one_line(changes, words, tmp_path, compiled, capsys):
+  assert train.main(flags(tmp_path, tmp_path / "run", **changes)) == 2
+  assert words in capsys.readouterr().err
