@@ -55,7 +55,8 @@ class Evaluator:
     max_examples: Positive | None = None,
   ):
     task = setting.task
-    if task.examples is None or "decoder_target_tokens" not in task.features:
+    targets = task.features.get("decoder_target_tokens")
+    if task.examples is None or targets is None or len(targets.shape) > 1:
       raise UserError(f"evaluator generation: task {task.name} is not text-to-text; choose another task or evaluator")
     self._setting, self._ids, self._references, self._questions = setting, ids, references, questions
     self._metrics = [slots.make("evaluator generation: metrics", metric, METRICS) for metric in metrics]
@@ -67,7 +68,7 @@ class Evaluator:
     self._encoder = "encoder_input_tokens" in task.features
     side = "encoder" if self._encoder else "decoder"
     (self._longest,) = task.features[f"{side}_input_tokens"].shape
-    (targets,) = task.features["decoder_target_tokens"].shape
+    (targets,) = targets.shape
     self._new = max_new_tokens or (targets if self._encoder else min(64, targets // 2))
     self._prompts, self._truncated = self._encode()
     options = {"max_length": self._new, "eos": tuple({task.vocabulary.eos_id, *task.ends})}

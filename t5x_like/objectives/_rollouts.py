@@ -54,8 +54,8 @@ class FromRewards(DecoderTargets):
   def reference(self) -> bool:
     return self.beta > 0
 
-  @classmethod
-  def check(cls, model, features: dict) -> None:
+  def check(self, model, features: dict) -> None:
+    rewards.find(self.reward)
     (completions,) = features["rewards"].shape
     if completions < 2:
       raise UserError(

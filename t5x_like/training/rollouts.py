@@ -37,7 +37,6 @@ class Steps:
   def __init__(self, config: ConfigDict, parts: Parts, task):
     self._parts, self._task, self._batch_size = parts, task, config.batch_size
     self._ends = tuple({task.vocabulary.eos_id, *(end for leaf in task.leaves.values() for end in leaf.ends)})
-    rewards.find(parts.objective.reward)
     batch = abstract_batch(config, parts.rules, task)
     _, K, N = batch["decoder_log_probabilities"].shape
     process.say(
@@ -95,8 +94,7 @@ def compiled(config: ConfigDict, parts: Parts, task) -> tuple[Steps, Cost]:
   """Return the steps for batches of prompts, and the cost of an update.
 
   Raises:
-    UserError: the recipe evaluates the loss of given rows, the parts of a mixture differ in their lengths, or the
-      reward cannot be found.
+    UserError: the recipe evaluates the loss of given rows, or the parts of a mixture differ in their lengths.
   """
   for name, values in config.evals.items():
     if values.name == "loss":

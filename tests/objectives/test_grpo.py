@@ -135,7 +135,7 @@ def test_without_beta_there_is_no_reference():
     (lambda: grpo.Objective("exact", clip=1.0), "found clip 1.0 and beta 0.04, expected clip between 0 and 1"),
     (lambda: rloo.Objective("exact", beta=-1.0), "config.objective.beta: found -1.0"),
     (lambda: grpo.Objective("exakt"), "config.objective.reward: found 'exakt', expected one of exact, number"),
-    (lambda: grpo.Objective.check(None, {"rewards": np.zeros(1)}), "config.task.completions: found 1, expected"),
+    (lambda: grpo.Objective("exact").check(None, {"rewards": np.zeros(1)}), "config.task.completions: found 1, exp"),
   ],
 )
 def test_bad_options_are_one_line(make, words):

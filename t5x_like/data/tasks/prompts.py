@@ -120,10 +120,10 @@ def task(
     def read(index_B):
       length_B = lengths_n1[index_B, 0]
       tokens_BL, valid_BL = store.read("prompt", used[index_B], length_B)
-      row_nL = np.broadcast_to(np.arange(index_B.size)[:, None], valid_BL.shape)
-      at_nL = np.arange(valid_BL.shape[1]) + (M - length_B[:, None] if decoder else 0)
-      prompt_BM, real_BM = np.full((index_B.size, M), pad, np.int32), np.zeros((index_B.size, M), np.int32)
-      prompt_BM[row_nL[valid_BL], at_nL[valid_BL]], real_BM[row_nL[valid_BL], at_nL[valid_BL]] = tokens_BL[valid_BL], 1
+      place_M, length_B1 = np.arange(M), length_B[:, None]
+      real_BM = (place_M >= M - length_B1 if decoder else place_M < length_B1).astype(np.int32)
+      prompt_BM = np.full((index_B.size, M), pad, np.int32)
+      prompt_BM[real_BM > 0] = tokens_BL[valid_BL]  # both in the order of rows, then of places
       made = {name: np.zeros((index_B.size, *one.shape), one.dtype) for name, one in described.items()}
       if decoder:
         places = {"decoder_input_tokens": prompt_BM, "decoder_segment_ids": real_BM}
