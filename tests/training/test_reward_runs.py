@@ -8,7 +8,13 @@ import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are
 from t5x_like import predict, train
 from t5x_like.report.writer import read_metrics
 from t5x_like.rewards import exact
-from tests.runs import assert_same_bits
+from tests.runs import alone, assert_same_bits
+
+
+@pytest.fixture(autouse=True)
+def one_device():
+  with alone():
+    yield
 
 
 def flags(folder, workdir, **changes):
@@ -18,7 +24,6 @@ def flags(folder, workdir, **changes):
     "objective": {"name": "grpo", "reward": "exact", "updates": 2},
     "evals": {"reward": {"max_examples": 8}},
     "schedule": {"name": "constant", "learning_rate": 1e-2},
-    "mesh": {"data": 1},
   } | changes
   words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
   steps = ("--config.total_steps=4", "--config.eval_every=4", "--config.checkpoint.every=2", "--config.batch_size=8")
