@@ -22,7 +22,7 @@ def get_config(size: Literal["0", "1", "2", "3"] = "0"):
   config = defaults()
 
   config.model = {"name": "coatnet", "variant": f"coatnet-{size}", "drop_path": _DROP_PATH[size]}
-  config.model.head = {"name": "image_classification", "labels": 1000, "hidden": True}
+  config.model.head = {"name": "image_classification", "hidden": True}
   config.task = {
     "name": "image_classification",
     "source": "folders:train=imagenet/train,validation=imagenet/val",

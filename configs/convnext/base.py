@@ -21,7 +21,7 @@ def get_config(size: Literal["t", "s", "b", "l"] = "t"):
   config = defaults()
 
   config.model = {"name": "convnext", "variant": f"convnext-{size}"}
-  config.model.head = {"name": "image_classification", "labels": 1000, "norm": "after"}
+  config.model.head = {"name": "image_classification", "norm": "after"}
   config.model.drop_path = _DROP_PATH[size]
   config.task = {
     "name": "image_classification",

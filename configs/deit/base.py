@@ -24,12 +24,12 @@ _IMAGES = 1_281_167
 def get_config(size: Literal["base", "small", "tiny16"] = "base", alone: bool = False):
   config = defaults()
 
-  head = {"name": "image_classification", "labels": 1000}
+  head = {"name": "image_classification"}
   if alone:
     config.model = {"name": "vit", "variant": _SIZES[size].replace("deit", "vit"), "head": head}
     config.objective = {"name": "classification", "label_smoothing": 0.1}
   else:
-    config.model = {"name": "deit", "variant": _SIZES[size], "head": {"name": "distillation", "labels": 1000}}
+    config.model = {"name": "deit", "variant": _SIZES[size], "head": {"name": "distillation"}}
     config.teacher = {"workdir": None, "model": {"name": "vit", "variant": "vit-l16", "head": head}}
     config.objective = {"name": "distillation", "kind": "hard", "share": 0.5, "label_smoothing": 0.1}
   config.model.drop_path = 0.1

@@ -30,7 +30,7 @@ def get_config(size: Literal["small", "base", "large", "huge"] = "base"):
   config = defaults()
   variant, resolution, drop_path = _SIZES[size]
 
-  head = {"name": "image_classification", "labels": 1000}
+  head = {"name": "image_classification"}
   config.model = {"name": "vit", "variant": variant, "resolution": resolution, "head": head, "drop_path": drop_path}
   config.model.drop_path_rates = "uniform"
   config.model.design = {"layer_scale": 1e-4}

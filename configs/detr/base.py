@@ -23,7 +23,7 @@ LAPTOP = {"tuning": {"name": "all"}}
 def get_config(size: Literal["resnet50", "resnet101"] = "resnet50"):
   config = defaults()
 
-  config.model = {"name": "detr", "variant": _SIZES[size], "labels": 91, "dropout": 0.1}
+  config.model = {"name": "detr", "variant": _SIZES[size], "dropout": 0.1}
   config.task = {
     "name": "object_detection",
     "source": "coco:train=annotations/instances_train2017.json,validation=annotations/instances_val2017.json",

@@ -12,13 +12,11 @@ before the layers; Muon. Measured: AP 35.6, AP50 64.1 on the validation images a
 
 from t5x_like.config import defaults
 
-LAPTOP = {"model.labels": 10}  # as many as the built-in images have
-
 
 def get_config():
   config = defaults()
 
-  config.model = {"name": "detr", "variant": "detr-cells", "labels": 3, "queries": 60}
+  config.model = {"name": "detr", "variant": "detr-cells", "queries": 60}
   config.model.places = {"cells": "both", "queries": "both"}
   config.model.design = {"norm_position": "pre"}
   config.task = {

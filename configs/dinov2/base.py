@@ -21,7 +21,7 @@ _IMAGES = 1_281_167
 def get_config(size: Literal["small", "base", "large", "giant"] = "base"):
   config = defaults()
 
-  head = {"name": "image_classification", "labels": 1000, "pooling": "both"}
+  head = {"name": "image_classification", "pooling": "both"}
   config.model = {"name": "dinov2", "variant": _SIZES[size], "resolution": 224, "head": head}
   config.tuning = {"name": "head"}
   config.task = {

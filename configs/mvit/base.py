@@ -20,7 +20,7 @@ def get_config(size: Literal["t", "s", "b"] = "t"):
   config = defaults()
   epoch = _IMAGES // 2048
 
-  head = {"name": "image_classification", "labels": 1000}
+  head = {"name": "image_classification"}
   config.model = {"name": "mvit", "variant": f"mvit-v2-{size}", "head": head}
   config.model.drop_path = 0.3 if size == "b" else 0.1
   config.task = {

@@ -21,7 +21,7 @@ def get_config(size: Literal["18", "34", "50", "101", "152"] = "50"):
   config = defaults()
 
   config.model = {"name": "resnet", "variant": f"resnet-{size}-group"}
-  config.model.head = {"name": "image_classification", "labels": 1000}
+  config.model.head = {"name": "image_classification"}
   config.task = {
     "name": "image_classification",
     "source": "folders:train=imagenet/train,validation=imagenet/val",

@@ -31,7 +31,7 @@ def get_config(size: Literal["t", "s", "b", "l"] = "t", v2: bool = False):
   epoch = _IMAGES_22K // 4096 if large else _IMAGES // 1024
 
   name = "swin_v2" if v2 else "swin"
-  head = {"name": "image_classification", "labels": 21_841 if large else 1000}
+  head = {"name": "image_classification"} | ({"labels": 21_841} if large else {})
   config.model = {"name": name, "variant": f"{name}-{size}".replace("_", "-"), "head": head}
   config.model.drop_path = _DROP_PATH[size]
   config.model.remat = "full" if large else "none"

@@ -21,7 +21,7 @@ _IMAGES = 1_281_167
 def get_config(size: Literal["base", "large", "huge", "hybrid"] = "base"):
   config = defaults()
 
-  head = {"name": "image_classification", "labels": 1000, "hidden": True}
+  head = {"name": "image_classification", "hidden": True}
   config.model = {"name": "vit", "variant": _SIZES[size], "head": head, "dropout": 0.1}
   config.model.remat = "full" if size == "huge" else "none"
   config.task = {

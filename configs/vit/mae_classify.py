@@ -30,7 +30,7 @@ def get_config(size: Literal["base", "large", "huge", "huge_448"] = "base", prob
   config = defaults()
   variant, epochs, resolution = _SIZES[size]
 
-  head = {"name": "image_classification", "labels": 1000, "pooling": "mean", "norm": "both" if probe else "after"}
+  head = {"name": "image_classification", "pooling": "mean", "norm": "both" if probe else "after"}
   config.model = {"name": "vit", "variant": variant, "design": {"position": "sinusoidal_2d"}, "head": head}
   config.model.resolution = resolution
   config.task = {

@@ -20,7 +20,7 @@ _IMAGES = 1_281_167
 def get_config(epochs: Literal["90", "150", "300"] = "90"):
   config = defaults()
 
-  head = {"name": "image_classification", "labels": 1000, "hidden": True}
+  head = {"name": "image_classification", "hidden": True}
   config.model = {"name": "vit", "variant": "vit-s16", "class_tokens": 0, "head": head}
   config.model.design = {"position": "sinusoidal_2d"}
   config.task = {

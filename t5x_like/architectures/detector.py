@@ -1,7 +1,7 @@
 """An object detector: a backbone, an encoder of its features, and a decoder of object queries."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,8 @@ class Detector(nnx.Module):
 
   Args:
     variant: a name in `VARIANTS`, or a `DetectorVariant`. All arguments but `rngs` are keys of `config.model`.
-    backbone, queries, labels, channels, places: None for the variant's.
+    backbone, queries, channels, places: None for the variant's.
+    labels: None or "auto" for the number of the data's classes.
     dropout: rate, wherever the design applies dropout.
     dtype, remat, layers, design: see `architectures.architecture.Architecture`.
   Raises:
@@ -81,7 +82,7 @@ class Detector(nnx.Module):
     variant: str | DetectorVariant,
     backbone: str | dict | None = None,
     queries: Positive | None = None,
-    labels: Positive | None = None,
+    labels: Positive | Literal["auto"] | None = None,
     channels: Positive | None = None,
     places: Places | None = None,
     dropout: Rate = 0.0,
@@ -90,6 +91,7 @@ class Detector(nnx.Module):
     layers: Layers = "scan",
     design: dict = {},  # noqa: B006 (never written to)
   ):
+    labels = None if labels == "auto" else labels
     given = dict(backbone=backbone, queries=queries, labels=labels, channels=channels, places=places)
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     dims, scheme = variant.dims, variant.design

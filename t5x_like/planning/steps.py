@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from t5x_like.data import features
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.nn import params
-from t5x_like.training import assembly, compilation, phases
+from t5x_like.training import assembly, classes, compilation, phases
 from t5x_like.training.build import Parts, abstract_batch
 from t5x_like.training.resolve import resolve as resolved
 from t5x_like.training.resolve import table_size
@@ -55,7 +55,7 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
     store = config.task.get("shared", config.task).get("store", "builtin")
     with config.ignore_type():
       config.model.vocab_size = table_size(features.vocabulary(store))
-  config = resolved(config, platform)
+  config = resolved(classes.uncounted(config), platform)
   made = phases.build(config, lambda arguments: _task(arguments, config.train_split))
   by_name = {one.name: one for one in made[:-1]}
   if phase is not None and phase not in by_name:

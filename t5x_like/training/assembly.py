@@ -25,15 +25,13 @@ from t5x_like.training.build import Parts, abstract_batch, build, check_batch
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.resolve import table_size
 
-_CLASSES = {"label": "head.labels", "box_labels": "labels"}  # a target -> the model's key of its classes
-
 
 @dataclasses.dataclass(frozen=True)
 class Assembly:
   """All of a run but its state and its workdir.
 
   Attributes:
-    config: resolved, with the special ids of the data's vocabulary.
+    config: resolved, with the special ids of the data's vocabulary and the number of its classes.
     phases: with their tasks, in order.
     cores: the model's attention cores by place.
   """
@@ -69,7 +67,7 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
   vocabulary = made[-1].task.vocabulary
   if config.init or config.teacher or workdirs.imported(workdir):
     slots.module("other_runs", training).check(config, vocabulary, workdir)
-  config = with_tokens(config, vocabulary)
+  config = slots.module("classes", training).counted(with_tokens(config, vocabulary), made[-1].task.classes)
   parts = build(config)
   check_vocabulary(config, vocabulary)
   for phase in made:
@@ -130,15 +128,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
         f"config.objective: {name} needs the output {output!r} with {axes} axes, found {found} with model {model};"
         " choose another --config.model.head, model or objective"
       )
-  if objective.targets in _CLASSES and (classes := getattr(task, "classes", ())):
-    labels, key = outputs["logits"].shape[-1] - objective.spare_classes, _CLASSES[objective.targets]
-    if labels != len(classes):
-      told = f"config.model.{key}: found {labels}, but task {config.task.name} has {len(classes)} classes"
-      told += f" ({', '.join(classes[:8])}{', …' * (len(classes) > 8)}); set --config.model.{key}={len(classes)}"
-      if labels < len(classes):
-        raise UserError(told)
-      if key == "labels" or "labels" in (config.model.get("head") or {}):  # other logits are a decoder's, of its tokens
-        process.say(told)
+  slots.module("classes", training).check(config, objective, outputs, task)
   return in_words(used)
 
 

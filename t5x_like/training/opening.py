@@ -11,7 +11,7 @@ from t5x_like import vocabularies
 from t5x_like.data import features
 from t5x_like.errors import UserError
 from t5x_like.recipes import load as load_recipe
-from t5x_like.training import build, importing, other_runs
+from t5x_like.training import build, classes, importing, other_runs
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.resolve import adopted, resolve
 from t5x_like.training.trained import Trained, opened, vocabulary_at
@@ -41,7 +41,7 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
   elif published is not None:
     config = other_runs.with_model(load_recipe(recipe, overrides), identity["model"], workdir)
   else:
-    config = adopted(load_recipe(recipe, overrides), workdir)
+    config = classes.of_run(adopted(load_recipe(recipe, overrides), workdir), identity["model"])
     if "tokens" in identity["model"]:
       with config.model.unlocked(), config.model.ignore_type():
         config.model.tokens = identity["model"]["tokens"]  # from the vocabulary

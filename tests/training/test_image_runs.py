@@ -101,8 +101,9 @@ def test_other_classes_get_a_head_of_their_own(whole, tmp_path):
     (tmp_path / "photos" / name).mkdir(parents=True)
     Image.new("L", (16, 16), 40).save(tmp_path / "photos" / name / "1.png")
   source = (f"--config.task.source=folders:{tmp_path}/photos", "--config.eval_split=train")
-  flags = (f"--config.init.workdir={whole}/whole", "--config.model.head.labels=2", "--config.total_steps=1", *source)
+  flags = (f"--config.init.workdir={whole}/whole", "--config.model.head.labels=auto", "--config.total_steps=1", *source)
   assert run(tmp_path / "run", whole / "cache", *flags) == 0
+  assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["head"]["labels"] == 2
   report = json.loads((tmp_path / "run" / "init.json").read_text())
   assert report["initialised"] == report["ignored"] == ["head/out/bias", "head/out/kernel"]
 

@@ -1,0 +1,45 @@
+"""The number of a model's classes follows from the data, where a recipe leaves it open."""
+
+import pytest
+
+from t5x_like import recipes
+from t5x_like.errors import UserError
+from t5x_like.training import classes
+from t5x_like.training.assembly import assemble
+from t5x_like.training.resolve import resolve
+
+NAMES = ("cat", "dog", "owl")
+
+
+def counted(recipe: str, *overrides: str):
+  return classes.counted(resolve(recipes.load(recipe, overrides)), NAMES)
+
+
+@pytest.mark.parametrize("recipe", ["configs/vit/base.py", "configs/swin/base.py", "configs/deit/base.py:debug"])
+def test_a_head_without_labels_has_those_of_the_data(recipe):
+  config = counted(recipe)
+  assert config.model.head.labels == 3
+  assert not config.teacher or config.teacher.model.head.labels == 3
+  assert classes.of_run(recipes.load(recipe), config.model.to_dict()).model.head.labels == 3
+
+
+def test_a_detector_counts_and_a_number_stays():
+  assert counted("configs/detr/base.py").model.labels == 3
+  assert counted("configs/detr/base.py", "model.labels=auto").model.labels == 3
+  assert counted("configs/detr/base.py", "model.labels=91").model.labels == 91
+  assert counted("configs/vit/base.py", "model.head.labels=1000").model.head.labels == 1000
+  assert counted("configs/vit/mae.py").model.head == resolve(recipes.load("configs/vit/mae.py")).model.head
+
+
+def test_a_run_takes_the_number_from_its_data(tmp_path):
+  (tmp_path / "cache").mkdir()
+  overrides = [f"task.cache={tmp_path}/cache"]
+  made = assemble(resolve(recipes.load("configs/detr/blood_cells.py:debug", overrides)), str(tmp_path / "run"))
+  assert made.config.model.labels == 10 and made.identity["model"]["labels"] == 10
+
+
+def test_without_classes_auto_is_refused():
+  config = resolve(recipes.load("configs/vit/base.py", ["model.head.labels=auto"]))
+  assert classes.uncounted(config).model.head.get("labels") is None
+  with pytest.raises(UserError, match="config.model.head.labels: found 'auto', but task image_classification has no"):
+    classes.counted(config, ())
