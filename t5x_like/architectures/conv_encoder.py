@@ -16,6 +16,7 @@ from t5x_like.architectures.image_encoder import check
 from t5x_like.errors import UserError
 from t5x_like.nn import remat as policies
 from t5x_like.nn.dims import Dims, subkey
+from t5x_like.resolution import Resolution
 from t5x_like.slots import Positive, Rate
 
 
@@ -34,7 +35,7 @@ class ConvVariant:
   backbone: str | dict
   width: Positive
   design: Design
-  resolution: Positive = 224
+  resolution: Resolution = 224
   channels: Positive = 3
   head: str | dict = "image_classification"
 
@@ -71,7 +72,7 @@ class ConvEncoder(nnx.Module):
     *,
     variant: str | ConvVariant,
     backbone: str | dict | None = None,
-    resolution: Positive | None = None,
+    resolution: Resolution | None = None,
     channels: Positive | None = None,
     head: str | dict | None = None,
     dropout: Rate = 0.0,

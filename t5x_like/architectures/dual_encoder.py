@@ -20,6 +20,7 @@ from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
+from t5x_like.resolution import Resolution
 from t5x_like.slots import Positive, Rate
 
 MOST = math.log(100.0)  # upper bound of the scale's logarithm in training (Radford et al. 2021, section 2.5)
@@ -114,7 +115,7 @@ class DualEncoder(nnx.Module):
     rngs: nnx.Rngs,
     *,
     variant: str | DualVariant,
-    resolution: Positive | None = None,
+    resolution: Resolution | None = None,
     vocab_size: Positive | None = None,
     scale: float = 1 / 0.07,
     bias: float | None = None,

@@ -27,6 +27,7 @@ from t5x_like.nn.mbconv import Convolution, MbConv, per_cell, pooled
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
 from t5x_like.parallel.constrain import constrain
+from t5x_like.resolution import Resolution, sides
 from t5x_like.slots import Positive, Rate
 
 
@@ -53,7 +54,7 @@ class HybridVariant:
   head_dim: Positive = 32
   middle: tuple[Positive, ...] | None = None
   expansion: Positive = 4
-  resolution: Positive = 224
+  resolution: Resolution = 224
   channels: Positive = 3
   head: str | dict = "image_classification"
 
@@ -70,10 +71,7 @@ class HybridVariant:
     return Dims(D, heads, heads, self.head_dim, self.expansion * D, self.depths[stage] - 1)
 
   def grid_of(self, stage: int) -> Grid:
-    side = self.resolution
-    for _ in range(stage + 2):  # each halving rounds up
-      side = -(-side // 2)
-    return Grid(side, side)
+    return Grid(*(-(-side // 2 ** (stage + 2)) for side in sides(self.resolution)))  # each halving rounds up
 
 
 class HybridEncoder(nnx.Module):
@@ -96,7 +94,7 @@ class HybridEncoder(nnx.Module):
     rngs: nnx.Rngs,
     *,
     variant: str | HybridVariant,
-    resolution: Positive | None = None,
+    resolution: Resolution | None = None,
     channels: Positive | None = None,
     head: str | dict | None = None,
     dropout: Rate = 0.0,

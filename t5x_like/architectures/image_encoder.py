@@ -24,6 +24,7 @@ from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import positions
 from t5x_like.nn.norm import Identity
 from t5x_like.parallel.constrain import constrain
+from t5x_like.resolution import Resolution, sides
 from t5x_like.slots import Count, Positive, Rate
 
 DropPathRates = Literal["linear", "uniform"]
@@ -39,7 +40,7 @@ class ImageVariant:
     dims: sizes of the stack.
     design: design of the blocks; `position` is a scheme of `nn.image_positions`.
     patch: height and width of a patch in pixels.
-    resolution: height and width of the images in pixels.
+    resolution: height and width of the images in pixels; one number for squares.
     channels: channels of the images.
     class_tokens: number of learned vectors before the patches: 1 in ViT, 2 in DeiT, 0 where patches are averaged.
     registers: number of learned vectors without a position, which no head reads (Darcet et al. 2024, arXiv:2309.16588).
@@ -53,7 +54,7 @@ class ImageVariant:
   dims: Dims
   design: Design
   patch: Positive = 16
-  resolution: Positive = 224
+  resolution: Resolution = 224
   channels: Positive = 3
   class_tokens: Count = 1
   registers: Count = 0
@@ -64,8 +65,8 @@ class ImageVariant:
 
   @property
   def grid(self) -> Grid:
-    side = self.resolution // self.patch
-    return Grid(side, side, self.class_tokens)
+    rows, columns = (side // self.patch for side in sides(self.resolution))
+    return Grid(rows, columns, self.class_tokens)
 
 
 class ImageEncoder(nnx.Module):
@@ -91,7 +92,7 @@ class ImageEncoder(nnx.Module):
     rngs: nnx.Rngs,
     *,
     variant: str | ImageVariant,
-    resolution: Positive | None = None,
+    resolution: Resolution | None = None,
     patch: Positive | None = None,
     channels: Positive | None = None,
     class_tokens: Count | None = None,
@@ -120,7 +121,8 @@ class ImageEncoder(nnx.Module):
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant, dims = self.variant, self.variant.dims
-    if variant.resolution % variant.patch and (variant.edge == "refused" or variant.resolution < variant.patch):
+    left = [side % variant.patch for side in sides(variant.resolution)]
+    if any(left) and (variant.edge == "refused" or min(sides(variant.resolution)) < variant.patch):
       found = f"found {variant.resolution} with patches of {variant.patch}"
       raise UserError(f"config.model.resolution: {found}, expected a multiple of the patch")
     init, E = variant.design.table_init(), variant.class_tokens
@@ -249,7 +251,7 @@ def cut(x_BYXC: jax.Array, P: int, grid: Grid) -> jax.Array:
 
 def check(image_BYXC: jax.Array, variant: ImageVariant) -> None:
   """Raise a `UserError` unless the images have the variant's resolution and channels."""
-  expected = (variant.resolution, variant.resolution, variant.channels)
+  expected = (*sides(variant.resolution), variant.channels)
   if image_BYXC.shape[1:] != expected:
     key = "channels" if image_BYXC.shape[1:3] == expected[:2] else "resolution"
     raise UserError(

@@ -23,6 +23,7 @@ from t5x_like.nn.norm import Identity
 from t5x_like.nn.remat import Remat
 from t5x_like.nn.stack import Stack
 from t5x_like.parallel.constrain import constrain
+from t5x_like.resolution import Resolution, sides
 from t5x_like.slots import Count, Positive
 
 
@@ -49,7 +50,7 @@ class StagedVariant:
   heads: tuple[Positive, ...]
   design: Design
   patch: Positive = 4
-  resolution: Positive = 224
+  resolution: Resolution = 224
   channels: Positive = 3
   mlp_ratio: float = 4.0
   head: str | dict = "image_classification"
@@ -79,8 +80,7 @@ class StagedVariant:
   @property
   def grids(self) -> tuple[Grid, ...]:
     """The grid of each stage."""
-    side = -(-self.resolution // self.patch)
-    found = [Grid(side, side, self.class_tokens)]
+    found = [Grid(*(-(-side // self.patch) for side in sides(self.resolution)), self.class_tokens)]
     while len(found) < len(self.depths):
       found.append(found[-1].coarser(2))
     return tuple(found)

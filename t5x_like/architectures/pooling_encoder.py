@@ -40,8 +40,9 @@ class OverlappingPatches(nnx.Module):
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
     variant, (Y, X) = self.variant, image_BYXC.shape[1:3]
     check(image_BYXC, variant)
-    before, last = variant.patch_size // 2, (variant.grid.rows - 1) * variant.patch + variant.patch_size
-    around = [(before, max(0, last - before - side)) for side in (Y, X)]
+    before, cells = variant.patch_size // 2, (variant.grid.rows, variant.grid.columns)
+    last = [(number - 1) * variant.patch + variant.patch_size for number in cells]
+    around = [(before, max(0, end - before - side)) for end, side in zip(last, (Y, X))]
     strides, names = (variant.patch, variant.patch), ("NHWC", "HWIO", "NHWC")
     kernel = self.kernel[...].astype(image_BYXC.dtype)
     x = jax.lax.conv_general_dilated(image_BYXC, kernel, strides, around, dimension_numbers=names)

@@ -18,6 +18,7 @@ from t5x_like.nn.embed import Inputs
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import Identity
+from t5x_like.resolution import sides
 from t5x_like.slots import Positive
 
 
@@ -44,9 +45,9 @@ class WindowVariant(StagedVariant):
 
   def window_of(self, stage: int) -> tuple[int, int]:
     """Return the window of a stage, and the shift of every second layer."""
-    window, side = self.window, self.grids[stage].rows
+    window, side = self.window, min(self.grids[stage].rows, self.grids[stage].columns)
     if self.rounding == "down":
-      side = max(1, self.resolution // self.patch >> stage)
+      side = max(1, min(sides(self.resolution)) // self.patch >> stage)
     return (window, window // 2) if window < side else (side, 0)
 
 
@@ -100,8 +101,8 @@ class WindowEncoder(StagedEncoder):
 
   def patches_of(self, rngs: nnx.Rngs) -> Patches:
     variant = self.variant
-    if variant.grid.rows < variant.window:
-      found = f"images of {variant.resolution} pixels have {variant.grid.rows} patches of {variant.patch} in a row"
+    if (least := min(variant.grid.rows, variant.grid.columns)) < variant.window:
+      found = f"images of {variant.resolution} pixels have {least} patches of {variant.patch} in a row"
       raise UserError(f"config.model.window: {found}, expected at least the window's {variant.window}")
     return Patches(variant, rngs)
 

@@ -87,14 +87,3 @@ def rows_of(length: int, architecture: str, rows: int | None) -> Features:
   if rows is None and architecture == "encoder":
     return described
   return {name: Feature((rows or 1, *one.shape), one.dtype) for name, one in described.items()}
-
-
-def images(resolution: int, channels: int, mixed: bool = False) -> Features:
-  """Describe a labelled image; `mixed` adds the label and share of a second image mixed in."""
-  described = {
-    "image": Feature((resolution, resolution, channels), "float32"),
-    "label": Feature((), "int32"),
-    "example_weights": Feature((), "float32"),
-  }
-  both = {"other_label": Feature((), "int32"), "label_share": Feature((), "float32")}
-  return described | (both if mixed else {})

@@ -16,6 +16,7 @@ from t5x_like.evals.detection import SHOWN, corners, likeliest, listed
 from t5x_like.files import globs
 from t5x_like.files.places import place
 from t5x_like.nn import params
+from t5x_like.resolution import sides
 from t5x_like.rows import Runner, in_batches
 
 
@@ -113,7 +114,7 @@ class ImageClassification(_OfImages):
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
     self.read_options(model.variant, task, flags)
-    image = jax.ShapeDtypeStruct((1, self._resolution, self._resolution, self.channels), np.float32)
+    image = jax.ShapeDtypeStruct((1, *self._sides, self.channels), np.float32)
     only_images = tuple(getattr(model, "NEEDS", ())) == ("image",)
     out = jax.eval_shape(lambda m, x: m({"image": x}), model, image) if only_images else {}
     if "logits" not in out or out["logits"].ndim != 2:
@@ -126,12 +127,12 @@ class ImageClassification(_OfImages):
 
   def read_options(self, variant, task: Mapping[str, Any], flags: dict[str, Any]) -> None:
     self.top_k = _most(flags, "classifies images", "classes", 5)
-    self._resolution, self.channels = variant.resolution, variant.channels
-    self._crop = task.get("crop", pictures.CROP)
+    self._sides, self.channels = sides(variant.resolution), variant.channels
+    self._way = task.get("crop", pictures.CROP), task.get("fit", "cut"), task.get("mean", pictures.MEAN)
     self._normalised = _normalisation(task, pictures.MEAN, pictures.STD)
 
   def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
-    return {"image": self._normalised(pictures.centred(image_YXC, self._resolution, self._crop))}
+    return {"image": self._normalised(pictures.at_resolution(image_YXC, self._sides, *self._way))}
 
   def probabilities(self, model, batch: dict[str, jax.Array]) -> jax.Array:
     """Return the probability of each class, float32 [B, V]."""

@@ -14,6 +14,7 @@ from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions.sinusoidal_2d import table_of
 from t5x_like.nn.positions import Position
+from t5x_like.resolution import Resolution, given
 
 POOLER = "pooler.dense.weight"  # of a body
 ATTENTION = ("attention.query", "attention.key", "attention.value", "output.dense")
@@ -37,7 +38,7 @@ def build(fields: Fields, base: ImageVariant, mlp: int | None = None, **changes)
     dims=Dims(D, N, N, D // N, mlp or fields.take("intermediate_size"), fields.take("num_hidden_layers")),
     design=design,
     patch=side(fields, "patch_size", 16),
-    resolution=side(fields, "image_size", 224),
+    resolution=resolution(fields, "image_size", 224),
     channels=fields.take("num_channels", 3),
     **changes,
   )
@@ -50,7 +51,17 @@ def side(fields: Fields, name: str, default: int) -> int:
     return found
   if isinstance(found, list) and len(set(found)) == 1:
     return found[0]
-  raise fields.refusal(name, found, "one number, as images and patches are square")
+  raise fields.refusal(name, found, "one number, as patches are square")
+
+
+def resolution(fields: Fields, name: str, default: Resolution) -> Resolution:
+  """Return the height and width of images that a field gives, a number or a pair."""
+  found = fields.take(name, default)
+  if isinstance(found, int):
+    return found
+  if isinstance(found, list | tuple) and len(found) == 2 and all(isinstance(n, int) for n in found):
+    return given(*found)
+  raise fields.refusal(name, found, "one number, or height and width")
 
 
 def labels_of(fields: Fields) -> int:

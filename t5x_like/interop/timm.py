@@ -1,6 +1,7 @@
 """Shared by the models of timm: their `config.json`, which names an architecture and arguments that change it."""
 
 from t5x_like.interop.fields import Fields
+from t5x_like.resolution import Resolution, given
 
 # Fields and arguments that do not affect logits, or that stand in `model_args` too.
 _FIELDS = "architecture num_features num_classes global_pool label_names label_descriptions pretrained_cfg"
@@ -24,12 +25,12 @@ def labels_of(fields: Fields) -> int:
   return given.get("num_classes", fields.values.get("num_classes", 1000))
 
 
-def resolution_of(fields: Fields, default: int) -> int:
-  """Return the side length of the images that a file of weights was made for."""
+def resolution_of(fields: Fields, default: int) -> Resolution:
+  """Return the height and width of the images that a file of weights was made for."""
   size = (fields.values.get("pretrained_cfg") or {}).get("input_size") or [3, default, default]
-  if not isinstance(size, list) or len(size) != 3 or size[1] != size[2] or not isinstance(size[1], int):
-    raise fields.refusal("pretrained_cfg.input_size", size, "channels, height and width, equal")
-  return size[1]
+  if not isinstance(size, list) or len(size) != 3 or not all(isinstance(n, int) for n in size):
+    raise fields.refusal("pretrained_cfg.input_size", size, "channels, height and width")
+  return given(*size[1:])
 
 
 def config(architecture: str, classifier: str, width: int, labels: int, pooling: str, size: tuple, **given) -> dict:

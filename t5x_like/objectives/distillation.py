@@ -13,6 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.objectives import Base
 from t5x_like.objectives._class_losses import LABEL_LOSSES, label_losses
 from t5x_like.objectives._losses import Sums, add_auxiliary
+from t5x_like.resolution import sides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Objective(Base):
         )
     if hasattr(teacher.variant, "resolution"):
       shape, variant = features["image"].shape, teacher.variant
-      expected = (variant.resolution, variant.resolution, variant.channels)
+      expected = (*sides(variant.resolution), variant.channels)
       if shape != expected:
         raise UserError(
           f"config.teacher: is for images of {list(expected)}, found {list(shape)} (height, width, channels); choose"

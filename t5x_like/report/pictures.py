@@ -24,6 +24,7 @@ from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.remat import NONE
 from t5x_like.report import box_pictures
+from t5x_like.resolution import sides
 from t5x_like.rows import in_batches
 
 FOLDER = "pictures"
@@ -56,7 +57,7 @@ def made(config: ConfigDict, parts, arrays: dict[str, jax.Array], task, evaluate
   elif isinstance(model, ImageEncoder) and _recordable(model):
     weights = _run(parts, arrays, _attended, batch)
     title = "Where the model looks: attention through all layers, from what is classified"
-    found["attention"] = title, _grid(_lit(_coloured(batch["image"], config), weights))
+    found["attention"] = title, _grid(_lit(_coloured(batch["image"], config), weights, parts.model.variant.grid))
   for name, group in groups.items():
     rows = [row for row in group.predictions if {"target", "prediction"} <= row.keys()]
     if rows and 1 < len(evaluated.classes) <= _MOST_CLASSES:
@@ -168,7 +169,7 @@ def _reconstructions(config: ConfigDict, parts, arrays, batch: dict[str, np.ndar
 def _unpatchified(x_NTP: np.ndarray, variant) -> np.ndarray:
   P, grid, C = variant.patch, variant.grid, variant.channels
   x = x_NTP.reshape(-1, grid.rows, grid.columns, P, P, C).transpose(0, 1, 3, 2, 4, 5)
-  return x.reshape(-1, variant.resolution, variant.resolution, C)
+  return x.reshape(-1, *sides(variant.resolution), C)
 
 
 def _recordable(model) -> bool:
@@ -207,10 +208,10 @@ def _attended(model, batch: dict[str, jax.Array]) -> jax.Array:
   return (rolled_BTT[:, 0] if extra else jnp.mean(rolled_BTT, axis=1))[:, extra:]
 
 
-def _lit(pixels_NYXC: np.ndarray, weights_NT: np.ndarray) -> np.ndarray:
+def _lit(pixels_NYXC: np.ndarray, weights_NT: np.ndarray, grid) -> np.ndarray:
   """Return [2, N, Y, X, C]: the images, and the images with brightness in proportion to attention."""
   N, Y, X, _ = pixels_NYXC.shape
-  side = round(weights_NT.shape[1] ** 0.5)
   light_NT = weights_NT / weights_NT.max(1, keepdims=True)
-  light = light_NT.reshape(N, side, side).repeat(Y // side, axis=1).repeat(X // side, axis=2)[..., None]
+  light_NYX = light_NT.reshape(N, grid.rows, grid.columns).repeat(Y // grid.rows, axis=1)
+  light = light_NYX.repeat(X // grid.columns, axis=2)[..., None]
   return np.stack([pixels_NYXC, pixels_NYXC * light])

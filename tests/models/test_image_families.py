@@ -57,7 +57,11 @@ CASES += [case(position="sinusoidal_2d", head=AUTOENCODER), case(head={"name": "
 BIT = {"name": "bit", "stem": 4, "widths": (16,), "depths": (1,), "groups": 2}
 HYBRID = case(backbone=BIT, patch=8, resolution=24)
 CASES += [dataclasses.replace(HYBRID, name="vit:hybrid")]
+OBLONG = {"vit": (6, 10), "swin": (11, 15), "swin_v2": (16, 11), "mvit": (9, 14)}  # height, width
+CASES += [dataclasses.replace(case(family, resolution=of), name=f"{family}:oblong") for family, of in OBLONG.items()]
 LATER = (
+  "vit:oblong",
+  "swin:oblong",
   "swin_v2:",
   "mvit",
   "dinov2:",

@@ -98,13 +98,38 @@ def test_a_detector_with_a_dilated_backbone(tmp_path):
     assert all(np.array_equal(again[output], values) for output, values in expected.items())
 
 
-@pytest.mark.parametrize("side", [9, 21])
-def test_dinov2_at_another_resolution(side, tmp_path):
+@pytest.mark.parametrize("sides", [(9, 9), (21, 21), (12, 27)])
+def test_dinov2_at_another_resolution(sides, tmp_path):
   case = cases.CASES["dinov2"]
   theirs, model = reference.make(case, tmp_path / "theirs"), hf.load(str(tmp_path / "theirs"))
-  image = np.random.default_rng(7).standard_normal((2, side, side, 3)).astype(np.float32)
+  image = np.random.default_rng(7).standard_normal((2, *sides, 3)).astype(np.float32)
   expected = reference.run(case, theirs, {"image": image})["logits"]
-  other = type(model)(nnx.Rngs(params=0), variant=dataclasses.replace(model.variant, resolution=side))
+  other = type(model)(nnx.Rngs(params=0), variant=dataclasses.replace(model.variant, resolution=sides))
   arrays, name = params.arrays(model), "inputs/position/table"
   arrays[name] = other.inputs.position.resized(arrays[name], model.inputs.position)
   assert np.abs(params.with_arrays(other, arrays)({"image": image})["logits"] - expected).max() <= 1e-4
+
+
+OBLONG = {
+  "vit": (15, 24),
+  "dinov2": (9, 15),
+  "swin": (15, 26),
+  "swinv2": (26, 15),
+  "convnext": (41, 25),
+  "resnet": (45, 70),
+}
+
+
+@pytest.mark.parametrize("name", OBLONG)
+def test_images_that_are_not_square(name, tmp_path):
+  case, sides = cases.CASES[name], OBLONG[name]
+  takes = {"image_size": list(sides)} if name not in ("convnext", "resnet") else {}  # the networks take any
+  theirs = reference.make(dataclasses.replace(case, values=case.values | takes), tmp_path / "theirs")
+  path = tmp_path / "theirs" / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | {"image_size": list(sides)}))
+  image = np.random.default_rng(7).standard_normal((2, *sides, 3)).astype(np.float32)
+  model, expected = hf.load(str(tmp_path / "theirs")), reference.run(case, theirs, {"image": image})["logits"]
+  assert np.abs(model({"image": image})["logits"] - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
+  del model.origin
+  hf.save(model, str(tmp_path / "anew"))
+  assert json.loads((tmp_path / "anew" / "config.json").read_text())["image_size"] == list(sides)

@@ -9,11 +9,12 @@ from t5x_like.architectures.architecture import Dtype, Layers
 from t5x_like.architectures.build import chosen
 from t5x_like.architectures.image_encoder import ImageEncoder
 from t5x_like.errors import UserError
-from t5x_like.slots import Positive, Rate
+from t5x_like.resolution import Resolution, given, sides
+from t5x_like.slots import Rate
 
 
 class EncoderBackbone(nnx.Module):
-  """The patches of an image encoder of square images, in rows and columns; class tokens are left out.
+  """The patches of an image encoder, in rows and columns; class tokens are left out.
 
   Images are padded with zeros, below and to the right, to whole patches.
 
@@ -32,7 +33,7 @@ class EncoderBackbone(nnx.Module):
     *,
     model: str,
     variant: str | dict,
-    resolution: Positive,
+    resolution: Resolution,
     drop_path: Rate = 0.0,
     design: dict = {},  # noqa: B006 (never written to)
     dtype: Dtype = "float32",
@@ -45,19 +46,19 @@ class EncoderBackbone(nnx.Module):
     if not isinstance(variant, str):
       variant = slots.typed("config.model.backbone.variant", variant, family.VARIANT)
     found = chosen(family.VARIANTS, variant, design, channels=channels, head="image_features")
-    side = -(-resolution // found.patch) * found.patch
+    whole = given(*(-(-side // found.patch) * found.patch for side in sides(resolution)))
     self.encoder = family(
-      rngs, variant=found, resolution=side, drop_path=drop_path, dtype=dtype, remat=remat, layers=layers
+      rngs, variant=found, resolution=whole, drop_path=drop_path, dtype=dtype, remat=remat, layers=layers
     )
     self.width, self.stride, self.resolution = self.encoder.variant.dims.embed, found.patch, resolution
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
     B, Y, X, _ = image_BYXC.shape
-    if (Y, X) != (self.resolution,) * 2:
+    if (Y, X) != sides(self.resolution):
       found = f"found {self.resolution}, but images of {Y} x {X} pixels"
       raise UserError(f"config.model.backbone.resolution: {found}; set it and config.task.resolution alike")
-    variant, more = self.encoder.variant, self.encoder.variant.resolution - Y
-    x_BTD, _ = self.encoder.encode(jnp.pad(image_BYXC, ((0, 0), (0, more), (0, more), (0, 0))), key)
+    variant, whole = self.encoder.variant, sides(self.encoder.variant.resolution)
+    x_BTD, _ = self.encoder.encode(jnp.pad(image_BYXC, ((0, 0), (0, whole[0] - Y), (0, whole[1] - X), (0, 0))), key)
     grid = getattr(variant, "grids", (variant.grid,))[-1]
     return x_BTD[:, variant.class_tokens :].reshape(B, grid.rows, grid.columns, self.width)
 

@@ -6,10 +6,11 @@ from typing import Literal
 
 from t5x_like.data.augmentations import Augmentation, _box, _pixels, _resize
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.resolution import Resolution, sides
 
 
 def make(
-  resolution: int,
+  resolution: Resolution,
   *,
   area: tuple[float, ...] = (0.08, 1.0),
   ratio: tuple[float, ...] = (3 / 4, 4 / 3),
@@ -27,6 +28,6 @@ def make(
     return _box.box(u_N, size_2[0], size_2[1], _box.pair(area), _box.pair(ratio))[0]
 
   def apply(part_YXC: tf.Tensor, _) -> tf.Tensor:
-    return _pixels.clipped(_resize.resized(part_YXC, (resolution, resolution), method))
+    return _pixels.clipped(_resize.resized(part_YXC, sides(resolution), method))
 
   return Augmentation(_box.NUMBERS, apply, box)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from t5x_like import slots
 from t5x_like.data import augmentations as available
-from t5x_like.data import features as declared
 from t5x_like.data import random
 from t5x_like.data.augmentations import Augmentation, _pixels, _resize, chained, cut
 from t5x_like.data.features import Features
+from t5x_like.data.images import described as declared
 from t5x_like.data.images import pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.images.mixing import NUMBERS, Mixing, partners
@@ -21,6 +22,7 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.source import Source
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
+from t5x_like.resolution import Resolution, sides
 from t5x_like.slots import Positive, plain
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
@@ -33,22 +35,25 @@ class Seen(Source):
   """The arguments that tasks on single images share.
 
   Attributes:
-    resolution: height and width of the images in a batch.
+    resolution: height and width of the images in a batch; one number for squares.
     channels: 3 for RGB, 1 for grey; images of the other kind are converted.
     augmentations: of training images, in order: modules of `data/augmentations`, names or {"name": …} with arguments.
       An image of another size after them is resized like the images of evaluations.
     repeats: copies of each image per epoch, one after the other, each augmented independently (Hoffer et al. 2020;
       DeiT takes 3); every batch holds them together if its size is a multiple.
-    crop: evaluations resize the shorter side to resolution / crop, and see the middle.
+    crop: evaluations resize images to cover resolution / crop, and see the middle.
+    fit: the way of an image to the resolution in evaluations and, where augmentations leave another size, in training:
+      its middle is "cut" out; or the whole is "padded" with the mean, which keeps its aspect ratio too, or "squeezed".
     mean, std: mean and deviation for normalising pixels in 0 to 1, one number or one per channel.
     image_field: the field of the encoded image.
   """
 
-  resolution: Positive = 224
+  resolution: Resolution = 224
   channels: Literal[1, 3] = 3
   augmentations: tuple = ("random_resized_crop", "flip")
   repeats: Positive = 1
   crop: float = pictures.CROP
+  fit: pictures.Fit = "cut"
   mean: tuple[float, ...] = pictures.MEAN
   std: tuple[float, ...] = pictures.STD
   image_field: str = "image"
@@ -141,12 +146,13 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
     store = stores.open_store(**images.opening, image_field=images.image_field, label_field=images.label_field)
   pixels = Pixels(store, channels, images.mean, images.std)
   given = dict(resolution=resolution, mean=pixels.mean, std=pixels.std)
+  fitted = functools.partial(at_resolution, sides_2=sides(resolution), fit=images.fit, mean=pixels.mean)
   steps = [slots.make("config.task.augmentations", value, available, "make", **given) for value in images.augmentations]
-  augment = chained([*steps, Augmentation(0, lambda image_YXC, _: centred(image_YXC, resolution, 1.0))])
+  augment = chained([*steps, Augmentation(0, lambda image_YXC, _: fitted(image_YXC, crop=1.0))])
   classes, N = store.classes, store.num_images
   features = declared.images(resolution, channels, mixed=mixing is not None)
   labels_N = tf.constant(store.labels)
-  shape = tf.TensorSpec([resolution, resolution, channels], tf.float32)
+  shape = tf.TensorSpec([*sides(resolution), channels], tf.float32)
 
   def finished(
     image_BYXC: tf.Tensor, index_B: tf.Tensor, other_B: tf.Tensor, share_B: tf.Tensor
@@ -188,7 +194,7 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
     return finished(image_BYXC, index_B, other_B, share_B)
 
   def evaluated(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    middle = lambda data: pixels.normalised(centred(pixels.decoded(data), resolution, crop))  # noqa: E731
+    middle = lambda data: pixels.normalised(fitted(pixels.decoded(data), crop=crop))  # noqa: E731
     made = tf.map_fn(middle, pixels.read(index_B), fn_output_signature=shape)
     return finished(made, index_B, index_B, tf.ones_like(index_B, tf.float32))
 
@@ -201,6 +207,7 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
       augmentations=[plain(value) for value in images.augmentations],
       mixing=vars(mixing) if mixing else None,
       **dict(channels=channels, crop=crop, repeats=repeats, **given),
+      **({"fit": images.fit} if images.fit != "cut" else {}),
     ),
     num_examples=N,
     features=features,
@@ -250,22 +257,32 @@ def extended(
   )
 
 
-def centred(image_YXC: tf.Tensor, resolution: int, crop: float) -> tf.Tensor:
-  """Resize the shorter side to resolution / crop and return the middle: [resolution, resolution, C]."""
+def at_resolution(
+  image_YXC: tf.Tensor, *, sides_2: tuple[int, int], crop: float, fit: pictures.Fit, mean: Sequence[float]
+) -> tf.Tensor:
+  """Bring an image to a height and width, as `Seen.fit` says: float32 [*sides_2, C]; `mean` fills what it leaves."""
   shape = tf.shape(image_YXC)[:2]
-  side = round(resolution / crop)
-  scale = side / tf.reduce_min(shape)
-  size = tf.maximum(tf.cast(tf.round(tf.cast(shape, tf.float64) * scale), tf.int32), side)
-  start = (size - resolution) // 2
+  whole_2 = [round(side / crop) for side in sides_2] if fit == "cut" else sides_2
+  scales_2 = tf.constant(whole_2) / shape
+  scale_2 = {"cut": tf.reduce_max, "padded": tf.reduce_min, "squeezed": tf.identity}[fit](scales_2)
+  size = tf.cast(tf.round(tf.cast(shape, tf.float64) * scale_2), tf.int32)
+  size = tf.maximum(size, whole_2 if fit == "cut" else 1)
+  start = (size - sides_2) // 2
+  seen_2 = sides_2 if fit != "padded" else tf.unstack(tf.minimum(size, sides_2))
 
   def resized() -> tf.Tensor:  # only the middle: the whole of a long and narrow image would take gigabytes
-    return _pixels.clipped(_resize.part(image_YXC, (resolution, resolution), size, start, "bicubic"))
+    return _pixels.clipped(_resize.part(image_YXC, seen_2, size, tf.maximum(start, 0), "bicubic"))
 
   def cut() -> tf.Tensor:
-    return image_YXC[start[0] : start[0] + resolution, start[1] : start[1] + resolution]
+    y, x = tf.unstack(tf.maximum(start, 0))
+    return image_YXC[y : y + seen_2[0], x : x + seen_2[1]]
 
   made = tf.cond(tf.reduce_all(size == shape), cut, resized)
-  return tf.ensure_shape(made, [resolution, resolution, image_YXC.shape[-1]])
+  if fit == "padded":
+    before_2, fill_C = tf.maximum(-start, 0), 255.0 * tf.constant(mean, tf.float32)
+    around = tf.stack([before_2, sides_2 - before_2 - tf.stack(seen_2)], 1)
+    made = tf.pad(made - fill_C, tf.pad(around, [[0, 1], [0, 0]])) + fill_C
+  return tf.ensure_shape(made, [*sides_2, image_YXC.shape[-1]])
 
 
 def of_channels(name: str, values: tuple, channels: int) -> tuple[float, ...]:

@@ -2,8 +2,8 @@
 
 import io
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,6 +11,7 @@ MOST_PIXELS = 2**26  # 67 million; a larger image would hold up a batch and take
 # Defaults of tasks on images.
 CROP, MEAN, STD = 0.875, (0.5,), (0.5,)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+Fit = Literal["cut", "padded", "squeezed"]  # see `fit` of `data/images/examples.py`
 _GREY = ("1", "L", "LA", "La", "F")
 
 
@@ -54,18 +55,29 @@ def pixels(data: bytes, channels: int) -> np.ndarray:
   return found.reshape(*found.shape[:2], channels)
 
 
-def centred(image_YXC: np.ndarray, resolution: int, crop: float) -> np.ndarray:
-  """Resize the shorter side to resolution / crop and return the middle: float32 [resolution, resolution, C].
+def at_resolution(
+  image_YXC: np.ndarray, sides_2: tuple[int, int], crop: float, fit: Fit = "cut", mean: Sequence[float] = MEAN
+) -> np.ndarray:
+  """Bring an image to a height and width, as `Seen.fit` says: float32 [*sides_2, C]; `mean` fills what it leaves.
 
-  Equal to `centred` of `data/images/examples.py`, which uses TensorFlow.
+  Equal to `at_resolution` of `data/images/examples.py`, which uses TensorFlow.
   """
-  shape, side = np.array(image_YXC.shape[:2]), round(resolution / crop)
-  size = np.maximum(np.round(shape * (side / shape.min())).astype(int), side)
-  y, x = (size - resolution) // 2
+  shape = np.array(image_YXC.shape[:2])
+  whole_2 = np.array([round(side / crop) for side in sides_2] if fit == "cut" else sides_2)
+  scales_2 = whole_2 / shape
+  scale_2 = scales_2 if fit == "squeezed" else scales_2.max() if fit == "cut" else scales_2.min()
+  size = np.maximum(np.round(shape * scale_2).astype(int), whole_2 if fit == "cut" else 1)
+  start, seen_2 = (size - sides_2) // 2, np.minimum(size, sides_2)
+  places = [max(at, 0) + np.arange(n) for at, n in zip(start, seen_2)]  # of the middle alone: a side may be very long
   if (size == shape).all():
-    return image_YXC[y : y + resolution, x : x + resolution]
-  places = (at + np.arange(resolution) for at in (y, x))  # of the middle alone: a side may be very long
-  return _interpolated(image_YXC, *(_weights(*each, _cubic) for each in zip(shape, size, places)))
+    made = image_YXC[places[0]][:, places[1]]
+  else:
+    made = _interpolated(image_YXC, *(_weights(*each, _cubic) for each in zip(shape, size, places)))
+  filled = np.empty((*sides_2, image_YXC.shape[-1]), np.float32)
+  filled[:] = 255.0 * np.asarray(mean, np.float32)
+  (y, x), (h, w) = np.maximum(-start, 0), seen_2
+  filled[y : y + h, x : x + w] = made
+  return filled
 
 
 def within(image_YXC: np.ndarray, shortest: int, longest: int) -> np.ndarray:

@@ -11,17 +11,19 @@ has the same corruptions.
 
 from __future__ import annotations
 
+import math
 from typing import Unpack
 
 import numpy as np
 
-from t5x_like.data import features as declared
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
+from t5x_like.data.images import described as declared
 from t5x_like.data.images import examples
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
+from t5x_like.resolution import Resolution, sides
 from t5x_like.slots import Positive
 
 _LEVELS = 8  # 3 bits
@@ -31,9 +33,9 @@ _LEVELS = 8  # 3 bits
 BUILT_IN = {"source": "digits"}
 
 
-def features(vocabulary, /, *, resolution: int, channels: int, patch: int, **_) -> Features:
+def features(vocabulary, /, *, resolution: Resolution, channels: int, patch: int, **_) -> Features:
   """Return the features of the task with these arguments."""
-  T = (resolution // patch) ** 2
+  T = math.prod(side // patch for side in sides(resolution))
   dtypes = {"patch_sources": "int32", "patch_weights": "float32", "patch_colours": "int32"}
   return declared.images(resolution, channels) | {name: Feature((T,), dtype) for name, dtype in dtypes.items()}
 
@@ -59,20 +61,21 @@ def task(
     UserError: no whole number of patches, or impossible shares; and as `image_classification`.
   """
   source = examples.Images(**images)
-  resolution, channels, side = source.resolution, source.channels, source.resolution // patch
-  corrupted = round(side**2 * rate)
-  if resolution % patch or not 0 < corrupted <= side**2 or min(masked, swapped) < 0 or masked + swapped > 1:
+  resolution, channels, (Y, X) = source.resolution, source.channels, sides(source.resolution)
+  T = Y // patch * (X // patch)
+  corrupted = round(T * rate)
+  if Y % patch or X % patch or not 0 < corrupted <= T or min(masked, swapped) < 0 or masked + swapped > 1:
     found = f"found resolution {resolution}, patch {patch}, rate {rate}, masked {masked} and swapped {swapped}"
     raise UserError(
       f"config.task: {found}, expected a multiple of the patch, a rate above 0 to 1, and shares of at most 1"
     )
   whole = examples.task(source)
-  T, places_T = side**2, np.arange(side**2, dtype=np.int32)
+  places_T = np.arange(T, dtype=np.int32)
   mean_C, std_C = (tf.constant(examples.of_channels("", x, channels), tf.float32) for x in (source.mean, source.std))
   base_C = tf.constant(_LEVELS ** np.arange(channels)[::-1], tf.int32)
 
   def colours(image_BYXC: tf.Tensor) -> tf.Tensor:
-    pixels = tf.reshape(image_BYXC * std_C + mean_C, [-1, side, patch, side, patch, channels])
+    pixels = tf.reshape(image_BYXC * std_C + mean_C, [-1, Y // patch, patch, X // patch, patch, channels])
     level_BTC = tf.reshape(tf.reduce_mean(pixels, [2, 4]), [-1, T, channels]) * _LEVELS
     return tf.reduce_sum(tf.clip_by_value(tf.cast(level_BTC, tf.int32), 0, _LEVELS - 1) * base_C, -1)
 

@@ -12,17 +12,18 @@ of it is a function of the image, the epoch and the seed (`data/images`, `data/a
 
 from typing import Any, Unpack
 
-from t5x_like.data import features as declared
 from t5x_like.data.features import Features
+from t5x_like.data.images import described as declared
 from t5x_like.data.images import examples
 from t5x_like.data.images.mixing import Mixing
 from t5x_like.data.task import Task
+from t5x_like.resolution import Resolution
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "digits"}
 
 
-def features(vocabulary, /, *, resolution: int, channels: int, mixing: Any, **_) -> Features:
+def features(vocabulary, /, *, resolution: Resolution, channels: int, mixing: Any, **_) -> Features:
   """Return the features of the task with these arguments."""
   return declared.images(resolution, channels, mixed=mixing is not None)
 

@@ -17,18 +17,19 @@ from typing import Unpack
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.data import features as declared
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import captions, examples, store
+from t5x_like.data.images import described as declared
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
+from t5x_like.resolution import Resolution
 from t5x_like.slots import Positive
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "digits", "vocabulary": "bytes", "caption_field": "label", "image_field": "image", "folder": ""}
 
 
-def features(vocabulary, /, *, resolution: int, channels: int, length: int, **_) -> Features:
+def features(vocabulary, /, *, resolution: Resolution, channels: int, length: int, **_) -> Features:
   """Return the features of the task with these arguments."""
   described = declared.images(resolution, channels)
   del described["label"]

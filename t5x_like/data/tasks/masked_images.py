@@ -9,33 +9,35 @@ patches in raster order, drawn anew for every image and epoch. Every evaluation 
 
 from __future__ import annotations
 
+import math
 from typing import Unpack
 
 import numpy as np
 
-from t5x_like.data import features as declared
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
+from t5x_like.data.images import described as declared
 from t5x_like.data.images import examples
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
+from t5x_like.resolution import Resolution, sides
 from t5x_like.slots import Positive
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "digits"}
 
 
-def features(vocabulary, /, *, resolution: int, channels: int, patch: int, mask_ratio: float, **_) -> Features:
+def features(vocabulary, /, *, resolution: Resolution, channels: int, patch: int, mask_ratio: float, **_) -> Features:
   """Return the features of the task with these arguments."""
   names = ("visible_patches", "masked_patches")
   shapes = zip(names, patches(resolution, patch, mask_ratio), strict=True)
   return declared.images(resolution, channels) | {name: Feature((n,), "int32") for name, n in shapes}
 
 
-def patches(resolution: int, patch: int, mask_ratio: float) -> tuple[int, int]:
+def patches(resolution: Resolution, patch: int, mask_ratio: float) -> tuple[int, int]:
   """Return the numbers of visible and masked patches of an image."""
-  whole = (resolution // patch) ** 2
+  whole = math.prod(side // patch for side in sides(resolution))
   visible = int(whole * (1 - mask_ratio))
   return visible, whole - visible
 
@@ -59,7 +61,7 @@ def task(
   """
   source = examples.Images(augmentations=augmentations, **images)
   visible, masked = patches(source.resolution, patch, mask_ratio)
-  if source.resolution % patch or not visible or not masked:
+  if any(side % patch for side in sides(source.resolution)) or not visible or not masked:
     found = f"found resolution {source.resolution}, patch {patch} and mask_ratio {mask_ratio}"
     raise UserError(f"config.task: {found}, expected a multiple of the patch, and patches both seen and masked")
   places_T = np.arange(visible + masked, dtype=np.int32)

@@ -35,7 +35,7 @@ def build(fields: Fields, names: set[str]):
       backbone=backbone,
       width=widths[-1],
       design=replace(base.design, norm_epsilon=fields.take("layer_norm_eps", 1e-12)),
-      resolution=images.side(fields, "image_size", 224),
+      resolution=images.resolution(fields, "image_size", 224),
       channels=fields.take("num_channels", 3),
       head=head,
     )

@@ -10,6 +10,7 @@ from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import type_of
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import resnet as models
+from t5x_like.resolution import sides
 
 LIBRARY, TIMM = "resnet", "timm/resnet"
 MODEL_TYPES = (LIBRARY, TIMM)
@@ -46,7 +47,7 @@ def build(fields: Fields, names: set[str]):
   head = images.head(fields, "ResNetForImageClassification", "ResNetModel")
   fields.ignore("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
   backbone = {"name": "resnet"} | resnet.arguments(fields)
-  channels, side = fields.take("num_channels", 3), images.side(fields, "image_size", 224)  # ours: theirs take any
+  channels, side = fields.take("num_channels", 3), images.resolution(fields, "image_size", 224)  # ours: theirs take any
   width = backbone["widths"][-1]
   return models.Model, {
     "variant": replace(base, backbone=backbone, width=width, resolution=side, channels=channels, head=head)
@@ -89,7 +90,7 @@ def config(model, model_type: str | None) -> dict:
     variant.width,
     labels,
     "avg",
-    (variant.channels, variant.resolution, variant.resolution),
+    (variant.channels, *sides(variant.resolution)),
     layers=list(spec["depths"]),
     channels=[n // wider for n in spec["widths"]],
     output_stride=next(stride for stride, word in _STRIDES.items() if word == spec["last_stage"]),

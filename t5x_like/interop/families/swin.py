@@ -12,6 +12,7 @@ from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import swin
 from t5x_like.nn.cores.auto import EXACT
+from t5x_like.resolution import sides
 
 MODEL_TYPES = ("swin",)
 MODELS = (swin.Model,)
@@ -46,7 +47,7 @@ def variant(fields: Fields, base: WindowVariant, biased: str, classes: str, **ch
     heads=tuple(fields.take("num_heads", (3, 6, 12, 24))),
     design=design,
     patch=images.side(fields, "patch_size", 4),
-    resolution=images.side(fields, "image_size", 224),
+    resolution=images.resolution(fields, "image_size", 224),
     channels=fields.take("num_channels", 3),
     window=fields.take("window_size", 7),
     patch_position=fields.choose("use_absolute_embeddings", {True: "learned_1d", False: "none"}, False),
@@ -57,9 +58,9 @@ def variant(fields: Fields, base: WindowVariant, biased: str, classes: str, **ch
 
 
 def config(model, model_type: str | None) -> dict:
-  smallest = model.variant.grids[-1].rows
-  if smallest < model.variant.window:
-    found = f"the last stage has {smallest} x {smallest} tokens"
+  last = model.variant.grids[-1]
+  if min(last.rows, last.columns) < model.variant.window:
+    found = f"the last stage has {last.rows} x {last.columns} tokens"
     raise UserError(f"{found}, fewer than a window of {model.variant.window}, with which the library's swin fails")
   design = dict(norm_position="pre", attention_scale=None, position="relative_2d")
   return common(model, "swin", BIASED, "Swin", **design)
@@ -90,7 +91,7 @@ def common(model, model_type: str, biased: str, classes: str, **design) -> dict:
   if variant.patch_position not in ABSOLUTE:
     found = f"config.model.patch_position: found {variant.patch_position!r}"
     raise UserError(f"{found}; this model type supports only {' or '.join(map(repr, ABSOLUTE))}")
-  if variant.patch_position != "none" and variant.resolution % variant.patch:
+  if variant.patch_position != "none" and any(side % variant.patch for side in sides(variant.resolution)):
     found = f"config.model.resolution: found {variant.resolution}, no multiple of the patch's {variant.patch}"
     raise UserError(f"{found}; with positions at the patches this model type supports only multiples")
   return images.head_fields(model, model_type, f"{classes}ForImageClassification", f"{classes}Model") | {

@@ -9,6 +9,7 @@ from t5x_like.interop.fields import Fields
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import vit
 from t5x_like.nn.dims import Dims
+from t5x_like.resolution import sides
 
 MODEL_TYPES = ("timm/vit",)
 MODELS = (vit.Model,)
@@ -47,7 +48,7 @@ def build(fields: Fields, names: set[str]):
     dims=Dims(D, N, N, D // N, int(D * given.take("mlp_ratio", 4.0)), given.take("depth", layers)),
     design=replace(vit.DESIGN, biases=biases, layer_scale=given.take("init_values", 0.0) or None),
     patch=images.side(given, "patch_size", int(name[2])),
-    resolution=images.side(given, "img_size", timm.resolution_of(fields, int(name[3]))),
+    resolution=images.resolution(given, "img_size", timm.resolution_of(fields, int(name[3]))),
     channels=given.take("in_chans", 3),
     class_tokens=int(given.choose("class_token", {True: True, False: False}, True)),
     head=_HEADS[labels > 0, pooling] | ({"labels": labels} if labels else {}),
@@ -76,7 +77,7 @@ def config(model, model_type: str | None) -> dict:
     dims.embed,
     spec.get("labels", 1000) if found[0] else 0,
     found[1],
-    (variant.channels, variant.resolution, variant.resolution),
+    (variant.channels, *sides(variant.resolution)),
     img_size=variant.resolution,
     patch_size=variant.patch,
     embed_dim=dims.embed,

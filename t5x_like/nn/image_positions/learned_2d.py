@@ -37,8 +37,13 @@ class RowsAndColumns(Position):
     return x_BTD + jnp.take(table, pos_BT, axis=0, mode="clip").astype(x_BTD.dtype)
 
   def resized(self, table: jax.Array, other: "RowsAndColumns") -> jax.Array:
-    """Interpolate the row (or column) vectors of another grid for this one; both grids are square."""
-    return jnp.einsum("Yy,...yd->...Yd", cubic(table.shape[-2], self.grid.rows), table)
+    """Interpolate the row (or column) vectors of another grid for this one.
+
+    Rows and columns are told apart by their numbers, so the grids are square or agree in one of the two.
+    """
+    (Y, X), (y, x) = ((grid.rows, grid.columns) for grid in (self.grid, other.grid))
+    new = Y if Y == X or table.shape[-2] == y != x else X
+    return jnp.einsum("Yy,...yd->...Yd", cubic(table.shape[-2], new), table)
 
 
 make = RowsAndColumns

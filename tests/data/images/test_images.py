@@ -263,27 +263,47 @@ def test_corrupted_patches_are_masked_swapped_or_kept_and_their_colours_are_thos
     task.build("corrupted_images", "train", patch=2, rate=0.0, **arguments)
 
 
-def whole_then_cut(image: np.ndarray, resolution: int, crop: float) -> np.ndarray:
-  shape, side = np.array(image.shape[:2]), round(resolution / crop)
-  size = np.maximum(np.round(shape * side / shape.min()).astype(int), side)
-  y, x = (size - resolution) // 2
+def whole_then_cut(image: np.ndarray, sides: tuple[int, int], crop: float) -> np.ndarray:
+  shape, cover = np.array(image.shape[:2]), np.array([round(side / crop) for side in sides])
+  size = np.maximum(np.round(shape * (cover / shape).max()).astype(int), cover)
+  y, x = (size - sides) // 2
   made = tf.image.resize(image, size, "bicubic", antialias=True).numpy().clip(0.0, 255.0)
-  return made[y : y + resolution, x : x + resolution]
+  return made[y : y + sides[0], x : x + sides[1]]
 
 
 def test_the_middle_of_an_image_is_the_same_without_tensorflow():
-  for shape, resolution, crop in (
-    ((9, 7, 3), 8, 1.0),
-    ((50, 31, 1), 16, 0.875),
-    ((8, 8, 3), 8, 1.0),
-    ((1, 1, 3), 4, 0.5),
-    ((1, 20_000, 3), 64, 1.0),  # whole, it would take gigabytes
+  for shape, sides, crop in (
+    ((9, 7, 3), (8, 8), 1.0),
+    ((50, 31, 1), (16, 16), 0.875),
+    ((8, 8, 3), (8, 8), 1.0),
+    ((1, 1, 3), (4, 4), 0.5),
+    ((50, 31, 3), (12, 18), 0.875),
+    ((1, 20_000, 3), (64, 64), 1.0),  # whole, it would take gigabytes
   ):
     image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
-    expected = examples.centred(tf.constant(image), resolution, crop).numpy()
+    given = dict(sides_2=sides, crop=crop, mean=(0.5,) * shape[-1])
+    expected = examples.at_resolution(tf.constant(image), **given, fit="cut").numpy()
     if max(shape) < 100:
-      np.testing.assert_allclose(expected, whole_then_cut(image, resolution, crop), atol=2e-3)
-    np.testing.assert_allclose(pictures.centred(image, resolution, crop), expected, atol=2e-3)
+      np.testing.assert_allclose(expected, whole_then_cut(image, sides, crop), atol=2e-3)
+    np.testing.assert_allclose(pictures.at_resolution(image, **given), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("shape, sides, seen", [((20, 10, 3), (8, 12), (8, 4)), ((3, 12, 1), (8, 8), (2, 8))])
+def test_a_whole_image_keeps_its_aspect_ratio_between_bars_of_the_mean(shape, sides, seen):
+  image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
+  given = dict(sides_2=sides, crop=0.5, mean=(0.25, 0.5, 0.75)[: shape[-1]])
+  made = examples.at_resolution(tf.constant(image), **given, fit="padded").numpy()
+  np.testing.assert_allclose(pictures.at_resolution(image, **given, fit="padded"), made, atol=2e-3)
+  y, x = ((side - of) // 2 for side, of in zip(sides, seen))
+  inside = np.s_[y : y + seen[0], x : x + seen[1]]
+  expected = tf.image.resize(image, seen, "bicubic", antialias=True).numpy().clip(0.0, 255.0)
+  np.testing.assert_allclose(made[inside], expected, atol=2e-3)
+  made[inside] = 255 * np.array(given["mean"])
+  assert (made == np.float32(255 * np.array(given["mean"]))).all()
+  squeezed = examples.at_resolution(tf.constant(image), **given, fit="squeezed").numpy()
+  whole = tf.image.resize(image, sides, "bicubic", antialias=True).numpy().clip(0.0, 255.0)
+  np.testing.assert_allclose(squeezed, whole, atol=2e-3)
+  np.testing.assert_allclose(pictures.at_resolution(image, **given, fit="squeezed"), whole, atol=2e-3)
 
 
 @pytest.mark.parametrize("shape, shortest, longest", [((9, 7, 3), 5, 8), ((31, 50, 1), 40, 60), ((8, 8, 3), 8, 8)])
