@@ -6,6 +6,7 @@ A recipe's `rules` map them to mesh axes (see `parallel.rules`).
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ Axes = tuple[str | None, ...]
 
 
 def param(rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: Axes, unit: tuple[int, ...] = ()) -> nnx.Param:
-  """Make a float32 parameter.
+  """Make a float32 parameter; its `stddev` is the standard deviation of `normal`, None for other initializers.
 
   Args:
     rngs: source of the random key (stream `params`).
@@ -29,11 +30,12 @@ def param(rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: Axes, un
   """
   if len(axes) != len(shape):
     raise ValueError(f"shape {shape} needs {len(shape)} logical axes, got {axes}")
-  return nnx.Param(init(rngs.params(), shape, jnp.float32), axes=axes, unit=unit or (1,) * len(shape))
+  value, stddev = init(rngs.params(), shape, jnp.float32), getattr(init, "keywords", {}).get("stddev")
+  return nnx.Param(value, axes=axes, unit=unit or (1,) * len(shape), stddev=stddev)
 
 
 def normal(stddev: float) -> Callable:
-  return lambda key, shape, dtype: stddev * jax.random.normal(key, shape, dtype)
+  return partial(lambda key, shape, dtype, stddev: stddev * jax.random.normal(key, shape, dtype), stddev=stddev)
 
 
 def fan_in_normal(fan_in: int, gain: float = 1.0) -> Callable:

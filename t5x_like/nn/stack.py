@@ -71,7 +71,7 @@ class Stack(nnx.Module):
   ):
     keys_L = jax.random.split(rngs.params(), repeats)
     blocks = jax.vmap(lambda key: make_block(nnx.Rngs(params=key)))(keys_L)
-    layered = lambda p: nnx.Param(p.get_value(), axes=("layers", *p.axes), unit=(1, *p.unit))  # noqa: E731
+    layered = lambda p: p.replace(axes=("layers", *p.axes), unit=(1, *p.unit))  # noqa: E731
     self.blocks = jax.tree.map(layered, blocks, is_leaf=params.is_param)
     self.position = position or Position()
     self.pieces_above = pieces_above

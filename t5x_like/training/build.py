@@ -99,7 +99,7 @@ def model_of(config: ConfigDict):
     return slots.make(f"config.{slot}", values, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
 
   def make_model(key):
-    model = tune.adapt(bare(key), jax.random.fold_in(key, _ADAPTERS))
+    model = tune.adapt(bare(key), jax.random.fold_in(key, _ADAPTERS), config.model)
     if getattr(objective, "teacher", False):
       model.reference = bare(key, "teacher.model", config.teacher.model)
     elif getattr(objective, "reference", False) and not has_adapters(model):  # else it is the model without them

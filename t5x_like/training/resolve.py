@@ -75,7 +75,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     entries = {name: slot.complete(f"config.{key}.{name}", one, name) for name, one in config[key].items()}
     resolved[key] = _as_saved(entries)
   phases.in_order(config)  # refuses phases that cannot be
-  return resolved
+  return slots.make("config.tuning", resolved.tuning, tunings, "make").resolved(resolved)
 
 
 def adopted(config: ConfigDict, workdir: str) -> ConfigDict:

@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from t5x_like.architectures.design import Variant
-from t5x_like.architectures.heads.lm import LmHead
+from t5x_like.architectures.heads.lm import LmHead, scale_of
 from t5x_like.architectures.heads.mlm import at_places
 from t5x_like.nn.embed import Embed
 
@@ -13,7 +13,7 @@ class LinearMlmHead(nnx.Module):
   """`x` times the token table, plus a bias (Lample and Conneau 2019), without BERT's layer before it."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant):
-    self.lm = LmHead(rngs, bias=variant.vocab_size)
+    self.lm = LmHead(rngs, bias=variant.vocab_size, scale=scale_of(variant.design, variant.embed or variant.dims.embed))
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_) -> dict:
     """Return {"logits": VocabularyLogits [B, T, V]}, or [B, K, V] at the given places."""

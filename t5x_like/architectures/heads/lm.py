@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 
-from t5x_like.architectures.design import Variant
+from t5x_like.architectures.design import Design, Variant
 from t5x_like.nn import params
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
@@ -44,6 +44,11 @@ class LmHead(nnx.Module):
     return {"logits": VocabularyLogits(x_BTD, kernel, bias, tied, self.softcap)}
 
 
+def scale_of(design: Design, width: int) -> float:
+  """Return the design's factor of hidden states of this width."""
+  return width**-0.5 if design.logits_scale is True else design.logits_scale or 1.0
+
+
 def make(rngs: nnx.Rngs, variant: Variant) -> LmHead:
   """Build the head that the variant's design asks for."""
   design, D, V = variant.design, variant.dims.embed, variant.vocab_size
@@ -51,7 +56,7 @@ def make(rngs: nnx.Rngs, variant: Variant) -> LmHead:
     rngs,
     shape=None if design.tied else (D, V),
     init=design.kernel_init(D),
-    scale=D**-0.5 if design.logits_scale is True else design.logits_scale or 1.0,
+    scale=scale_of(design, D),
     softcap=design.logits_softcap,
     bias=V if design.logits_bias else None,
   )

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.architectures.design import Variant
-from t5x_like.architectures.heads.lm import LmHead
+from t5x_like.architectures.heads.lm import LmHead, scale_of
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.linear import Linear
@@ -20,7 +20,7 @@ class MlmHead(nnx.Module):
     norm = design.make_norm(width, rngs)
     self.dense = Linear((D, width), ("embed", None), design.kernel_init(D), rngs, bias="mlp" in design.biases)
     self.norm = norm
-    self.lm = LmHead(rngs, bias=variant.vocab_size)
+    self.lm = LmHead(rngs, bias=variant.vocab_size, scale=scale_of(design, width))
     self.activation = ACTIVATIONS[design.activation][0]
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_) -> dict:

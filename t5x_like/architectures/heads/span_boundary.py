@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.architectures.design import Variant
-from t5x_like.architectures.heads.lm import LmHead
+from t5x_like.architectures.heads.lm import LmHead, scale_of
 from t5x_like.architectures.heads.mlm import MlmHead, at_places
 from t5x_like.nn import params
 from t5x_like.nn.embed import Embed
@@ -30,7 +30,7 @@ class SpanBoundaryHead(nnx.Module):
     self.norm = design.make_norm(D, rngs)
     self.dense_2 = Linear((D, D), ("embed", None), init, rngs, bias=True)
     self.norm_2 = design.make_norm(D, rngs)
-    self.lm = LmHead(rngs, bias=variant.vocab_size)
+    self.lm = LmHead(rngs, bias=variant.vocab_size, scale=scale_of(design, D))
     self.activation = ACTIVATIONS[design.activation][0]
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_) -> dict:

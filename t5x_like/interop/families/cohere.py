@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from t5x_like.architectures.heads.lm import scale_of
 from t5x_like.interop import causal
 from t5x_like.interop.families import llama
 from t5x_like.interop.fields import Fields
@@ -44,7 +45,7 @@ def config(model, model_type: str | None) -> dict:
   position = causal.position_of(model, "rope", "theta", *causal.SCALINGS, "interleaved")
   if not position.get("interleaved"):
     causal.only(model, position=[{**position, "interleaved": True}])
-  scale = dims.embed**-0.5 if design.logits_scale is True else design.logits_scale or 1.0
+  scale = scale_of(design, dims.embed)
   return {
     "architectures": ["CohereForCausalLM"],
     "model_type": "cohere",

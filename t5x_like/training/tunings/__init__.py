@@ -17,15 +17,15 @@ class Tuning:
   """The changes to a model and its optimizer.
 
   Attributes:
-    adapt: `(model, key) -> model`; adds parameters, such as adapters, to a model just made.
+    resolved: `config -> config`; completes a resolved config, where the choice asks for changes to the model.
+    adapt: `(model, key, config.model) -> model`; adds parameters, such as adapters, to a model just made.
     rates: `(optimizer, named parameters) -> optimizer`.
     trained: the names of the parameters that are trained, of all.
   """
 
-  adapt: Callable = lambda model, key: model
-  rates: Callable[[optax.GradientTransformation, dict], optax.GradientTransformation] = lambda optimizer, named: (
-    optimizer
-  )
+  resolved: Callable = lambda config: config
+  adapt: Callable = lambda model, key, values: model
+  rates: Callable[[optax.GradientTransformation, dict], optax.GradientTransformation] = lambda optimizer, _: optimizer
   trained: Callable[[dict], list[str]] = list
 
 

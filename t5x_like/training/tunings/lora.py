@@ -32,4 +32,5 @@ def make(
     own = [f"*/{name}" for name in ADAPTERS]
     return [name for name in named if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*own, *also))]
 
-  return Tuning(lambda model, key: adapted(model, targets, rank, alpha, key, also), trained=trained)
+  adapt = lambda model, key, values: adapted(model, targets, rank, alpha, key, also)  # noqa: E731
+  return Tuning(adapt=adapt, trained=trained)

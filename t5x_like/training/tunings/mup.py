@@ -1,0 +1,171 @@
+"""muP: hyperparameters found on a narrow model hold for wide ones."""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+import t5x_like.models
+from t5x_like import slots
+from t5x_like.architectures.build import variant_of
+from t5x_like.architectures.heads.lm import scale_of
+from t5x_like.architectures.widths import dims_of, resized
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.slots import Positive
+from t5x_like.training.tunings import Named, Tuning
+
+_BASE = "config.tuning.base"
+_WIDTHS = ("embed", "heads", "kv_heads", "mlp")  # logical axes that grow with the model
+_OPTIMIZERS = ("adamw", "lion", "ademamix", "adafactor")  # whose updates have a size of their own
+_TABLE, _OUTPUT = ("vocab", "embed"), ("embed", "vocab")
+
+
+def make(*, base: Positive | str | dict, relative: bool | None = None) -> Tuning:
+  """Train all parameters in the maximal update parametrization (Yang et al. 2021, arXiv:2203.03466, table 8).
+
+  At the width of the base model, nothing differs from standard training. With m times the fan-in, a matrix between
+  widths starts with 1/sqrt(m) of the base's standard deviation and has 1/m of the rate. Tables, positions, norms and
+  biases keep the base's deviation and the rate. The logits over a vocabulary are divided by m, and the logits of
+  attention by head width instead of its square root. Any other head starts with 1/m of the deviation and has 1/m of
+  the rate, which is the same as logits divided by m. Decay of weights is as strong at all widths.
+
+  Args:
+    base: the model whose hyperparameters hold: a width, at which heads and feed-forward width are in proportion; the
+      name of a variant; or sizes that differ, such as {"embed": 128, "heads": 2, "kv_heads": 2, "mlp": 512}.
+    relative: whether updates are in proportion to a parameter's size, as Adafactor's may be; computed.
+  """
+  return Tuning(
+    resolved=lambda config: _resolved(config, base),
+    adapt=lambda model, key, values: _adapted(model, values, base),
+    rates=lambda optimizer, named: _at_rates(optimizer, named, bool(relative)),
+  )
+
+
+def _resolved(config: ConfigDict, base: int | str | dict) -> ConfigDict:
+  """Return the config with muP's factors in `model.design`.
+
+  Raises:
+    UserError: the optimizer has no known rule, the design has other factors, or the run starts from weights that were
+      trained without them.
+  """
+  optimizer, model = config.optimizer, config.model
+  if optimizer.name not in _OPTIMIZERS:
+    known = ", ".join(_OPTIMIZERS)
+    raise UserError(f"config.optimizer.name: found {optimizer.name!r}, expected one of {known} with tuning.name=mup")
+  if "generator_size" in model and model.generator_size is None:
+    raise UserError("config.model.generator_size: found None, expected a fraction that holds for all widths; set it")
+  factors = _factors(model, base)
+  for key, value in factors.items():
+    given = model.design.get(key)
+    if given is not None and given != value:
+      raise UserError(f"config.model.design.{key}: found {given}, but muP sets {value} here; leave it out")
+    if given is None and config.init.get("weights"):
+      raise UserError(
+        f"config.tuning.name: found 'mup', but {config.init.workdir} was trained without it; set"
+        " --config.tuning.name=all"
+      )
+  with config.unlocked(), model.unlocked(), model.ignore_type():
+    model.design = ConfigDict(model.get("design", ConfigDict()).to_dict() | factors) if factors else model.get("design")
+    config.tuning.relative = optimizer.name == "adafactor" and bool(optimizer.multiply_by_parameter_scale)
+  return config
+
+
+def _variants(values: ConfigDict, base: int | str | dict) -> tuple[type, Any, Any]:
+  """Return (the family's class, the variant of `config.model`, the base)."""
+  family = slots.find("config.model.name", values.name, t5x_like.models, "Model")
+  variant = variant_of(family, values)
+  return family, variant, resized(_BASE, getattr(family, "VARIANTS", {}), variant, base)
+
+
+def _factors(values: ConfigDict, base: int | str | dict) -> dict[str, float]:
+  """Return the fields of a design that muP sets, by name; none at the base's sizes."""
+  _, variant, narrow = _variants(values, base)
+  if dims_of(variant) is None or "design" not in values:
+    return {}
+  ours = ("attention_scale", "logits_scale")
+  changes = {key: value for key, value in values.design.to_dict().items() if key not in ours}
+  design, factors = slots.change("config.model.design", variant.design, changes), {}
+  H, base_H = variant.dims.head_dim, narrow.dims.head_dim
+  if H != base_H and design.attention_scale != "cosine":
+    usual = base_H**-0.5 if design.attention_scale is None else design.attention_scale
+    factors["attention_scale"] = usual * base_H / H
+  D, base_D = (getattr(one, "embed", None) or one.dims.embed for one in (variant, narrow))
+  if D != base_D and "vocab_size" in values:
+    table = (D / base_D) ** 0.5 if design.tied and design.embed_scale else 1.0  # see `_multipliers`
+    factors["logits_scale"] = scale_of(design, base_D) * base_D / D * table
+  return factors
+
+
+def _base_params(values: ConfigDict, base: int | str | dict) -> tuple[dict[str, Any], Any]:
+  """Return (the abstract parameters of the base model by name, its design or None)."""
+  family, variant, narrow = _variants(values, base)
+  _, arguments = slots.name_and_arguments("config.model", values)
+  for key in _factors(values, base):
+    del arguments["design"][key]
+  given = json.loads(json.dumps(dataclasses.asdict(narrow))) if narrow is not variant else values.variant
+  arguments["variant"] = given if dims_of(variant) else base
+  one = {"name": values.name} | arguments
+  model = jax.eval_shape(lambda: slots.make("config.model", one, t5x_like.models, "Model", rngs=nnx.Rngs(0)))
+  return params.named_params(model), getattr(getattr(model, "variant", None), "design", None)
+
+
+def _adapted(model, values: ConfigDict, base: int | str | dict):
+  """Return a model just made with muP's initial values; its parameters know their multipliers."""
+  narrow, design = _base_params(values, base)
+  scaled_table = bool(getattr(design, "embed_scale", False))
+  divided = "logits_scale" in _factors(values, base)
+
+  def parameter(path, p):
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    if name not in narrow:
+      raise UserError(f"{_BASE}: found {base!r}, which has no parameter {name}; choose a base of the same design")
+    growth, rate = _multipliers(p, narrow[name], divided, scaled_table)
+    value, stddev = p.get_value(), getattr(narrow[name], "stddev", None)
+    if stddev and stddev * growth != p.stddev:
+      value = value * (stddev * growth / p.stddev)
+    return p.replace(value, stddev=stddev and stddev * growth, growth=growth if stddev else 1.0, rate=rate)
+
+  return jax.tree_util.tree_map_with_path(parameter, model, is_leaf=params.is_param)
+
+
+def _multipliers(p, base, divided: bool, scaled_table: bool) -> tuple[float, float]:
+  """Return (initial standard deviation, rate) of a parameter, as multiples of the base's.
+
+  Args:
+    divided: whether logits over the vocabulary are divided in the forward pass.
+    scaled_table: whether token vectors are multiplied by sqrt(D), which their table makes up for.
+  """
+  rows, columns = (_growth(p, base, axis) for axis in (-2, -1))
+  if p.axes[-2:] == _TABLE and scaled_table:
+    return (columns or 1.0) ** -0.5, (columns or 1.0) ** -0.5
+  if rows is None or (p.axes[-2:] == _OUTPUT and divided):
+    return 1.0, 1.0
+  return rows ** (-1.0 if columns is None else -0.5), 1.0 / rows
+
+
+def _growth(p, base, axis: int) -> float | None:
+  """Return how much longer an axis is than the base's, None if it does not grow with the model."""
+  if len(p.axes) < -axis or p.axes[axis] in ("layers", "expert"):
+    return None
+  ratio = p.shape[axis] / base.shape[axis]
+  return ratio if ratio != 1.0 or p.axes[axis] in _WIDTHS else None
+
+
+def _at_rates(optimizer, named: dict[str, Any], relative: bool) -> optax.GradientTransformation:
+  """Return the optimizer with muP's rates."""
+  scales = {}
+  for name, p in named.items():
+    scales[name] = getattr(p, "rate", 1.0) / (getattr(p, "growth", 1.0) if relative else 1.0)
+
+  def update(grads: Named, state, arrays: Named, **extra):
+    # Decay alone depends on the weights: scaled with the update, it comes out as it was.
+    seen = arrays if relative else {name: x / scales[name] for name, x in arrays.items()}
+    updates, state = optimizer.update(grads, state, seen, **extra)
+    return {name: u * scales[name] for name, u in updates.items()}, state
+
+  return optax.GradientTransformationExtraArgs(optimizer.init, update)
