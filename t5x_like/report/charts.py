@@ -69,6 +69,29 @@ def curves(runs: dict[str, Rows], name: str) -> str:
   return _svg(figure, name)
 
 
+def scaled(points: dict[str, tuple], lines: dict[str, tuple], name: str, x_label: str, y_label: str) -> str:
+  """Draw points and lines over a logarithmic axis, as SVG.
+
+  Args:
+    points, lines: by label, (x, y), which are sequences of positive x and of y of the same length.
+  """
+  from matplotlib.ticker import EngFormatter, NullFormatter
+
+  figure, axes = _axes("", 5.2, 3.2)
+  axes.set_xscale("log")
+  for index, (label, (x, y)) in enumerate(points.items()):
+    colour = _COLOURS[index % len(_COLOURS)]
+    axes.plot(x, y, color=colour, linewidth=0, marker="o", markersize=5, alpha=0.8, label=label)
+  for index, (label, (x, y)) in enumerate(lines.items()):
+    axes.plot(x, y, color=_COLOURS[index % len(_COLOURS)], linewidth=1.3, label=None if label in points else label)
+  axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+  axes.xaxis.set_minor_formatter(NullFormatter())
+  axes.set_xlabel(x_label)
+  axes.set_ylabel(y_label)
+  axes.legend(frameon=False, fontsize=7, labelcolor=_INK)
+  return _svg(figure, name)
+
+
 def spread(groups: dict[str, list[float]], name: str) -> str:
   """Draw a point for each value of each group and a line at its median (the lower of two), as SVG."""
   figure, axes = _axes("", 5.2, 2.9)

@@ -1,0 +1,39 @@
+"""tools.coordinates: activations move as much at all widths under muP, and more in wide models without it."""
+
+import json
+
+import pytest
+
+from tools import coordinates
+
+SMALL = {
+  "model.variant": '{"dims": {"embed": 16, "heads": 1, "kv_heads": 1, "head_dim": 16, "mlp": 16, "layers": 1}, '
+  '"design": {"activation": "relu", "init_stddev": 0.1, "tied": false}, "vocab_size": 384}',
+  "model.vocab_size": 384,
+  "task.store": "builtin",
+  "task.length": 32,
+  "optimizer.name": "adamw",
+}
+
+
+@pytest.mark.runs
+def test_changes_are_flat_under_mup_and_grow_without(tmp_path):
+  def exponents(*flags):
+    output = tmp_path / "found.json"
+    settings = [f"--config.{key}={value}" for key, value in SMALL.items()]
+    call = ["--config=configs/gpt/my_text.py", "--widths=16,256", "--steps=3", "--rate=0.01", f"--output={output}"]
+    assert coordinates.main([*call, *settings, *flags]) == 0
+    found = json.loads(output.read_text())
+    assert found["widths"] == [16, 256]
+    return found["exponents"]
+
+  names = {"decoder 0 self_attention", "decoder 0 mlp", "logits"}
+  plain = exponents()
+  assert plain.keys() == names and max(plain.values()) > 0.5
+  mup = exponents("--config.tuning.name=mup", "--config.tuning.base=16")
+  assert mup.keys() == names and max(map(abs, mup.values())) < 0.25
+
+
+def test_the_table_names_the_power_of_the_width():
+  assert coordinates.exponent([64, 256], [1.0, 4.0]) == pytest.approx(1.0)
+  assert coordinates.table(["64", "256"], {"logits": [1.0, 4.0]}, {"logits": 1.0}).endswith("+1.00")

@@ -1,0 +1,81 @@
+"""tools.ladder: fits that find the law of the losses, rates, sizes in proportion, and a ladder that goes on."""
+
+import json
+
+import numpy as np
+import pytest
+
+from t5x_like import recipes
+from t5x_like.errors import UserError
+from t5x_like.training.resolve import resolve
+from tools.ladder import __main__ as ladder
+from tools.ladder import fitting, page, sizes
+
+SIZES = (3e4, 1e5, 4e5, 1.6e6)
+
+
+def test_the_fit_finds_a_law_of_sizes_and_of_tokens():
+  law = fitting.Law(2.0, 60.0, 0.35)
+  found = fitting.fit([fitting.Point(N, 1.0, law(N, 1.0)) for N in SIZES])
+  assert found(1e8, 1.0) == pytest.approx(law(1e8, 1.0), rel=1e-4) and found.B == 0.0
+  law = fitting.Law(1.7, 60.0, 0.35, 300.0, 0.4)
+  points = [fitting.Point(N, D, law(N, D)) for N in SIZES for D in (1e5, 1e6, 1e7)]
+  assert fitting.fit(points)(1e8, 1e8) == pytest.approx(law(1e8, 1e8), rel=1e-3)
+  outlier = fitting.Point(points[3].N, points[3].D, points[3].loss * 1.5)
+  robust = fitting.fit([*points[:3], outlier, *points[4:]])
+  assert robust(1e8, 1e8) == pytest.approx(law(1e8, 1e8), rel=0.05)
+
+
+def test_too_few_runs_are_refused():
+  with pytest.raises(UserError, match="the fit has 2 sizes"):
+    fitting.fit([fitting.Point(N, 1.0, 2.0) for N in (1e4, 1e5)] * 2)
+
+
+def test_the_best_rate_lies_between_and_falls_as_a_power():
+  rates = np.asarray([1e-3, 2e-3, 4e-3, 8e-3])
+  losses = 2.0 + 0.1 * np.log(rates / 3e-3) ** 2
+  assert fitting.best_rate(rates, losses) == (pytest.approx(3e-3), True)
+  assert fitting.best_rate([1.0, 2.0, 4.0], [1.0, 2.0, np.inf]) == (1.0, False)
+  factor, power = fitting.rate_law([1e4, 1e6], [1e-2, 1e-3])
+  assert power == pytest.approx(-0.5) and factor * 1e8**power == pytest.approx(1e-4)
+
+
+def test_a_size_keeps_proportions_and_refuses_part_of_a_head():
+  config = recipes.load("configs/llama/8b.py:debug")  # 256 wide, 4 heads
+  resized = resolve(sizes.at_size(config, "128x2", "--sizes"), "cpu")
+  dims = resized.model.variant.dims
+  assert (dims.embed, dims.heads, dims.kv_heads, dims.head_dim, dims.mlp, dims.layers) == (128, 2, 1, 64, 352, 2)
+  assert sizes.parameters(resized) == 2 * (3 * 128 * 352 + 2 * 128 * 128 + 2 * 128 * 64 + 2 * 128) + 128
+  with pytest.raises(UserError, match="--sizes: found the width 100, expected a multiple of 64"):
+    sizes.at_size(config, "100", "--sizes")
+  with pytest.raises(UserError, match="--sizes=64,64: expected 3 or more different sizes"):
+    sizes.listed("64,64", "--sizes", str, 3)
+
+
+def test_the_page_says_how_far_off_the_prediction_was():
+  law = fitting.Law(2.0, 60.0, 0.35)
+  trials = [ladder.Trial(str(int(N)), int(N), 100, 1e5, rate, law(N, 1.0) + rate) for N in SIZES for rate in (0.1, 0.2)]
+  trials.append(ladder.Trial("big", 10**7, 100, 1e5, 0.4, float("inf")))
+  made = ladder.Prediction("big", 10**7, 100, 1e5, 0.1, 2.2, (2.1, 2.3), measured=2.0, best_rate=0.2)
+  text = page.text(trials, law, made)
+  assert "off by +10.00%" in text and "0.50 times as high" in text and "diverged" in text
+  html = page.html("a recipe", trials, law, made)
+  assert html.count("<svg") == 2 and "off by +10.00%" in html
+
+
+@pytest.mark.runs
+def test_a_ladder_predicts_checks_and_trains_nothing_twice(tmp_path, capsys, monkeypatch):
+  flags = ["--config=configs/gpt/my_text.py", "--sizes=32x1,64x1,96x1", "--predict=128x1", "--steps=2", "--check=once"]
+  changes = {"task.store": "builtin", "task.length": 16, "model.vocab_size": "auto", "model.layers": "scan"}
+  changes |= {"optimizer.name": "adamw", "tuning.name": "mup", "tuning.base": 32, "schedule.warmup_steps": 1}
+  changes |= {"evals": '{"loss": {"max_examples": 16}}', "peak_flops": 1, "trackers": "{}"}
+  flags += [f"--config.{key}={value}" for key, value in changes.items()] + [f"--workdir={tmp_path}"]
+  assert ladder.main(flags) == 0
+  first = json.loads((tmp_path / "ladder.json").read_text())
+  assert [one["size"] for one in first["trials"]] == ["32x1", "64x1", "96x1", "128x1"]
+  prediction = first["prediction"]
+  assert prediction["off"] == pytest.approx(prediction["loss"] / prediction["measured"] - 1)
+  assert "<svg" in (tmp_path / "ladder.html").read_text()
+  monkeypatch.setattr("t5x_like.train.start", lambda *_: pytest.fail("trained again"))
+  assert ladder.main(flags) == 0
+  assert json.loads((tmp_path / "ladder.json").read_text()) == first
