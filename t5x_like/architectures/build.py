@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from t5x_like import slots
+from t5x_like import nn, slots
 from t5x_like.architectures.design import Design, Variant
 from t5x_like.errors import UserError
 from t5x_like.nn import cores, feed_forward, positions
@@ -27,7 +27,7 @@ from t5x_like.nn.embed import Inputs, Types
 from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear
-from t5x_like.nn.norm import LayerScale, ScaledUnit, Unit
+from t5x_like.nn.norm import LayerScale
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import NONE, Remat
 from t5x_like.nn.stack import EVEN, Pipeline, Stack
@@ -184,7 +184,7 @@ class StackBuilder:
     """Build the self-attention of a turn; without one, cross-attention, without positions, window or special core."""
     design, dims, own = self.design, self.dims, turn is not None
     D, N, H = dims.embed, dims.heads, dims.head_dim
-    cosine = design.attention_scale == "cosine"
+    cosine = slots.module("cosine", nn) if design.attention_scale == "cosine" else None
     scale = 1.0 if cosine else 1 / math.sqrt(H) if design.attention_scale is None else design.attention_scale
     # T5 leaves out the 1/sqrt(H) of the logits and scales the initial query kernel by it instead.
     query_gain = H**-0.5 if scale == 1.0 and not cosine and design.init_stddev is None else 1.0
@@ -198,8 +198,8 @@ class StackBuilder:
       value_init=design.kernel_init(D, self.inner_gain),
       out_init=design.kernel_init(N * H, self.gain),
       biases=design.biases,
-      q_norm=ScaledUnit(N, rngs) if cosine else q_norm,
-      k_norm=Unit() if cosine else k_norm,
+      q_norm=cosine.ScaledUnit(N, rngs) if cosine else q_norm,
+      k_norm=cosine.Unit() if cosine else k_norm,
       position=self._position_at("layer", self.schemes[turn % len(self.schemes)], rngs) if own else None,
       core=self._core(turn, rngs) if own else Dense() if design.core == "dense" else Auto(),
       softcap=design.softcap,

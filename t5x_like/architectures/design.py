@@ -37,7 +37,7 @@ class Design:
     position: a scheme of `nn.positions`, a name or {"name": …} with its arguments; layers cycle through a tuple.
     qk_norm: a norm on queries and keys, of each head or of all heads together ("all_heads", OLMo 2).
     attention_scale: factor of the logits; None is 1/sqrt(head_dim), "cosine" a learned scale of cosines
-      (`norm.ScaledUnit`).
+      (`cosine.ScaledUnit`).
     softcap: bound of the attention logits.
     windows: range of a query, as in `Mask.window`, None for no limit; layers cycle through the tuple.
     core: an attention core of `nn.cores`, a name or {"name": …} with its arguments; layers cycle through a tuple;

@@ -1,6 +1,5 @@
 """Normalisation layers. Statistics are always computed in float32; the backward pass keeps the input alone."""
 
-import math
 from functools import partial
 
 import jax
@@ -66,30 +65,6 @@ class LayerScale(nnx.Module):
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     return x_BTD * self.scale[...].astype(x_BTD.dtype)
-
-
-class Unit(nnx.Module):
-  """`x / |x|` over the last axis."""
-
-  def __call__(self, x_BTNH: jax.Array) -> jax.Array:
-    x32 = x_BTNH.astype(jnp.float32)
-    square = jnp.sum(jnp.square(x32), axis=-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(jnp.maximum(square, 1e-24))).astype(x_BTNH.dtype)
-
-
-class ScaledUnit(Unit):
-  """`x / |x| * exp(s)`, which turns cosines of queries and keys into logits.
-
-  Each head has its own s, which starts at log 10 and is capped at log 100 (Liu et al. 2022,
-  https://arxiv.org/abs/2111.09883, equation 2).
-  """
-
-  def __init__(self, heads: int, rngs: nnx.Rngs):
-    self.log_scale = params.param(rngs, params.constant(math.log(10)), (heads,), ("heads",))
-
-  def __call__(self, x_BTNH: jax.Array) -> jax.Array:
-    scale_N1 = jnp.exp(jnp.minimum(self.log_scale[...], math.log(100)))[:, None]
-    return (super().__call__(x_BTNH.astype(jnp.float32)) * scale_N1).astype(x_BTNH.dtype)
 
 
 class Identity(nnx.Module):
