@@ -194,18 +194,22 @@ def _grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attend(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places) -> jax.Array:
-  """Attend over padded arrays; return [B, T, K, G, H] in the dtype of `q`."""
-  return forward(grid, q, k, v, schemes, mask, key, places)[0].astype(q.dtype)
+def attend(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places, sinks_N: jax.Array | None = None):
+  """Attend over padded arrays; return [B, T, K, G, width of `v`] in the dtype of `q`.
+
+  Args:
+    sinks_N: for each head, a logit beside the keys' without a value (`sinks`); None for none.
+  """
+  return forward(grid, q, k, v, schemes, mask, key, places, sinks_N)[0].astype(q.dtype)
 
 
-def forward(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places) -> tuple[jax.Array, jax.Array]:
-  """Return (float32 [B, T, K, G, H], float32 [B, N, T]: the logarithm of the sum of exp(logits))."""
+def forward(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places, sinks_N=None) -> tuple[jax.Array, jax.Array]:
+  """Return (float32 [B, T, K, G, width of `v`], float32 [B, N, T]: the logarithm of the sum of exp(logits))."""
   # JAX would hoist values that all layers of a scanned stack share: the masks and biases of all blocks at once, T * S
   # values per head. The barrier makes them depend on the layer.
   q, k, v, schemes, mask, places = jax.lax.optimization_barrier((q, k, v, schemes, mask, places))
   B, T, K, G, H = q.shape
-  N, t, s = K * G, grid.t, grid.s
+  N, t, s, X = K * G, grid.t, grid.s, v.shape[-1]
 
   def block(carry, row, column, seen):
     def compute(peak_BNT, total_BNT, out_BNTH):
@@ -220,27 +224,35 @@ def forward(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places) -> tu
       total_BNT = total_BNT * shrink + weights.sum(-1)
       weights = _grouped(grid.dropout(weights, key, places, row, column).astype(v.dtype), K)
       more = jnp.einsum("BKGTS,BSKH->BKGTH", weights, v_s, preferred_element_type=jnp.float32)
-      return new_peak, total_BNT, out_BNTH * shrink[..., None] + more.reshape(B, N, t, H)
+      return new_peak, total_BNT, out_BNTH * shrink[..., None] + more.reshape(B, N, t, X)
 
     pieces = tuple(_cut(x, row * t, t, axis=2) for x in carry)
     pieces = compute(*pieces) if seen is None else jax.lax.cond(seen, compute, lambda *same: same, *pieces)
     return tuple(_put(x, piece, row * t, 2) for x, piece in zip(carry, pieces, strict=True))
 
   start = jnp.full((B, N, T), NEGATIVE, jnp.float32), jnp.zeros((B, N, T), jnp.float32)
-  peak, total, out = grid.loop(block, (*start, jnp.zeros((B, N, T, H), jnp.float32)), mask)
+  if sinks_N is not None:
+    start = jnp.broadcast_to(sinks_N.astype(jnp.float32)[:, None], (B, N, T)), jnp.ones((B, N, T), jnp.float32)
+  peak, total, out = grid.loop(block, (*start, jnp.zeros((B, N, T, X), jnp.float32)), mask)
   total = jnp.where(total > 0, total, 1.0)
-  return jnp.moveaxis(out / total[..., None], 2, 1).reshape(q.shape), peak + jnp.log(total)
+  return jnp.moveaxis(out / total[..., None], 2, 1).reshape(*q.shape[:-1], X), peak + jnp.log(total)
 
 
-def _kept(grid: Grid, q, k, v, schemes, mask, key, places):
-  out, log_sum = forward(grid, q, k, v, schemes, mask, key, places)
+def _kept(grid: Grid, q, k, v, schemes, mask, key, places, sinks_N):
+  out, log_sum = forward(grid, q, k, v, schemes, mask, key, places, sinks_N)
   out, log_sum = out.astype(q.dtype), named(log_sum, "context")
-  return out, (q, k, v, schemes, mask, key, places, named(out, "context"), log_sum)
+  return out, ((q, k, v, schemes, mask, key, places, named(out, "context"), log_sum), sinks_N)
 
 
 def _backward(grid: Grid, kept, d_out):
+  kept, sinks_N = kept
   found = jax.tree.map(lambda d, x: d.astype(x.dtype), backward(grid, kept, d_out), kept[:4])
-  return *found, None, None, None
+  if sinks_N is None:
+    return *found, None, None, None, None
+  *_, out, log_sum_BNT = kept
+  inner_BNT = jnp.einsum("BTKGH,BTKGH->BKGT", d_out, out, preferred_element_type=jnp.float32).reshape(log_sum_BNT.shape)
+  d_sinks_N = -jnp.sum(jnp.exp(sinks_N[:, None] - log_sum_BNT) * inner_BNT, axis=(0, 2))
+  return *found, None, None, None, d_sinks_N.astype(sinks_N.dtype)
 
 
 def backward(grid: Grid, kept: tuple, d_out: jax.Array) -> tuple:

@@ -37,7 +37,7 @@ class Chunked(PerDevice):
       raise self.refusal("a position bias that is an array already")
     grid, arguments = blockwise.problem(q, k, v, mask, softmax, self.query_chunk, self.key_chunk)
     out = blockwise.attend(grid, *arguments)
-    return out.reshape(q.shape[0], -1, *q.shape[2:])[:, : q.shape[1]]
+    return out.reshape(q.shape[0], -1, q.shape[2], v.shape[-1])[:, : q.shape[1]]
 
   def decoding(self) -> "Chunked":
     return self

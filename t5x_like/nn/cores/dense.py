@@ -31,6 +31,7 @@ class Dense(Core):
   """Softmax attention (Vaswani et al. 2017, equation 1)."""
 
   exact = True
+  weights = staticmethod(_weights)
 
   def attend(self, q, k, v, mask, softmax):
     (B, T, N, H), K, position = q.shape, k.shape[2], softmax.position
@@ -40,8 +41,8 @@ class Dense(Core):
     logits_BNTS = softmax.capped(logits_BNTS)
     if (bias_BNTS := softmax.biases(mask.q_pos, mask.k_pos)) is not None:
       logits_BNTS = logits_BNTS + bias_BNTS
-    probs_BNTS = softmax.dropout(_weights(logits_BNTS, mask.dense(), v.dtype), softmax.key)
-    out_BTNH = jnp.einsum("BKGTS,BSKH->BTKGH", probs_BNTS.reshape(B, K, N // K, T, -1), v).reshape(B, T, N, H)
+    probs_BNTS = softmax.dropout(self.weights(logits_BNTS, mask.dense(), v.dtype), softmax.key)
+    out_BTNH = jnp.einsum("BKGTS,BSKH->BTKGH", probs_BNTS.reshape(B, K, N // K, T, -1), v).reshape(B, T, N, -1)
     if position.query_dependent:
       out_BTNH = out_BTNH + position.values(probs_BNTS, mask.q_pos, mask.k_pos)
     return out_BTNH

@@ -1,0 +1,70 @@
+"""Attention with a sink: beside the keys, each head has a learned logit that takes weight and gives no value
+(OpenAI 2025, gpt-oss model card, https://arxiv.org/abs/2508.10925, section 2.2; Xiao et al. 2024).
+
+The weights are `exp(logit_s) / (exp(sink) + sum_s exp(logit_s))`. Up to `auto.SHORT` logits a head, they are
+materialised; beyond, blocks of logits are computed one by one, as in the chunked core.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.cores import _blockwise as blockwise
+from t5x_like.nn.cores._devices import PerDevice
+from t5x_like.nn.cores.auto import SHORT
+from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.positions import Position
+from t5x_like.slots import NotNegative
+
+_BLOCK = 512  # tokens
+
+
+class Sinks(Dense):
+  """Softmax over the keys and the head's sink, for every mask, bias, cap and grouping of heads.
+
+  Args:
+    stddev: standard deviation of the initial sinks.
+  """
+
+  pieces_above = short = SHORT  # logits a head up to which they are materialised
+
+  def __init__(self, rngs: nnx.Rngs, dims: Dims, *, stddev: NotNegative = 0.02):
+    self.sinks = params.param(rngs, params.normal(stddev), (dims.heads,), ("heads",))
+
+  def computed(self, q, k, v, mask, softmax):
+    if q.shape[1] * k.shape[1] <= self.short or softmax.position.query_dependent:
+      return super().computed(q, k, v, mask, softmax)
+    carried = _Carried(softmax.position, self.sinks[...])  # each device needs its own heads' sinks
+    return _Blocks().computed(q, k, v, mask, dataclasses.replace(softmax, position=carried))
+
+  def weights(self, logits_BNTS, allowed, dtype):
+    sinks_BNT1 = jnp.broadcast_to(self.sinks[...][:, None, None], (*logits_BNTS.shape[:-1], 1))
+    if allowed is not None:
+      allowed = jnp.concatenate([allowed, jnp.ones((*allowed.shape[:-1], 1), bool)], axis=-1)
+    return Dense.weights(jnp.concatenate([logits_BNTS, sinks_BNT1], axis=-1), allowed, dtype)[..., :-1]
+
+
+class _Carried(Position):
+  """The layer's position scheme, and the sinks of all heads."""
+
+  def __init__(self, scheme: Position, sinks_N: jax.Array):
+    self.scheme = scheme
+    self.sinks = sinks_N
+
+
+class _Blocks(PerDevice):
+  """The core for long sequences; its calls carry the sinks in the place of the layer's positions."""
+
+  def attend(self, q, k, v, mask, softmax):
+    sinks_N = jnp.take(softmax.position.sinks, softmax.places.heads)
+    softmax = dataclasses.replace(softmax, position=softmax.position.scheme)
+    grid, arguments = blockwise.problem(q, k, v, mask, softmax, _BLOCK, _BLOCK)
+    out = blockwise.attend(grid, *arguments, sinks_N)
+    return out.reshape(q.shape[0], -1, q.shape[2], v.shape[-1])[:, : q.shape[1]]
+
+
+make = Sinks
