@@ -32,7 +32,16 @@ def _quick_gelu(x: jax.Array) -> jax.Array:
   return x * jax.nn.sigmoid(1.702 * x)
 
 
-ACTIVATIONS = {  # (function, gated)
+def _clamped_gate(gate: jax.Array) -> jax.Array:
+  """Compute gpt-oss's gate, at most 7 (OpenAI 2025, gpt-oss model card, section 2.3)."""
+  return _quick_gelu(jnp.minimum(gate, 7.0))
+
+
+def _clamped_plus_one(x: jax.Array) -> jax.Array:
+  return jnp.clip(x, -7.0, 7.0) + 1.0
+
+
+ACTIVATIONS = {  # (function, gated, or the function of the factor that is gated)
   "relu": (jax.nn.relu, False),
   "gelu": (gelu, False),
   "gelu_tanh": (_gelu_tanh, False),
@@ -43,6 +52,7 @@ ACTIVATIONS = {  # (function, gated)
   "geglu": (gelu, True),
   "geglu_tanh": (_gelu_tanh, True),
   "swiglu": (jax.nn.silu, True),
+  "swiglu_clamped": (_clamped_gate, _clamped_plus_one),
 }
 
 

@@ -42,15 +42,15 @@ class NoisyRouter(Router):
     UserError: `top_k` is 1, or gates are not normalised; the paper's gate needs two experts or more for a gradient.
   """
 
-  def __init__(self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable):
-    super().__init__(embed, experts, rngs, init=params.zeros)
+  def __init__(self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable, bias: bool = False):
+    super().__init__(embed, experts, rngs, init=params.zeros, bias=bias)
     self.noise = params.param(rngs, params.zeros, (embed, experts.experts), ("embed", None))
     if not self.normalise:
       found = f"found 'noisy_top_k' with top_k={experts.top_k} and normalise={experts.normalise}"
       raise UserError(f"config.model.design.experts.router: {found}, expected top_k above 1 and normalised gates")
 
   def routed(self, x_BTD: jax.Array, key: jax.Array | None) -> NoisyRouting:
-    clean_BTE = float32_product(x_BTD, self.kernel[...])
+    clean_BTE = self.logits(x_BTD)
     if key is None:
       routing = self.chosen(clean_BTE)
       chances_BTE = jnp.sum(jax.nn.one_hot(routing.experts_BTk, clean_BTE.shape[-1], dtype=jnp.float32), axis=2)

@@ -11,6 +11,7 @@ On TPU and GPU, rows travel by `jax.lax.ragged_all_to_all`, which sends only wha
 operation; an all-to-all of padded blocks gives the same rows there.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -72,7 +73,9 @@ def dispatched(layer, mesh, way: Way, x_BTD: jax.Array, routing, apply: Callable
   named = params.named_params(layer)
   specs = {name: _spec(_axes(p), way) for name, p in named.items()}
   arrays = {name: p.get_value() for name, p in named.items()}  # experts are gathered in the compute dtype
-  arrays |= {name: x.astype(x_BTD.dtype) for name, x in arrays.items() if "expert" in _axes(named[name])}
+  for name, axes in ((name, _axes(p)) for name, p in named.items() if "expert" in p.axes):
+    whole = math.prod(mesh.shape[axis] for axis in way.mlp) if "mlp" not in axes else 1  # added by as many devices
+    arrays[name] = (arrays[name] / whole).astype(x_BTD.dtype)
   tokens = PartitionSpec(*(part or None for part in way.tokens), None)
 
   def local(x_BTD, experts_BTk, gates_BTk, arrays):

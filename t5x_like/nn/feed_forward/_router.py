@@ -40,8 +40,9 @@ class Router(nnx.Module):
   alone (Jiang et al. 2024).
   """
 
-  def __init__(self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable):
+  def __init__(self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable, bias: bool = False):
     self.kernel = params.param(rngs, init, (embed, experts.experts), ("embed", None))
+    self.bias = params.param(rngs, params.zeros, (experts.experts,), (None,)) if bias else None
     self.top_k = experts.top_k
     self.normalise = experts.top_k > 1 if experts.normalise is None else experts.normalise
     self.jitter = experts.jitter
@@ -56,7 +57,12 @@ class Router(nnx.Module):
 
   def routed(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
     """Route tokens that are float32 already."""
-    return self.chosen(float32_product(x_BTD, self.kernel[...]))
+    return self.chosen(self.logits(x_BTD))
+
+  def logits(self, x_BTD: jax.Array) -> jax.Array:
+    """Return float32 [B, T, E]."""
+    logits_BTE = float32_product(x_BTD, self.kernel[...])
+    return logits_BTE if self.bias is None else logits_BTE + self.bias[...]
 
   def chosen(self, logits_BTE: jax.Array) -> Routing:
     """Choose the experts of the largest logits."""

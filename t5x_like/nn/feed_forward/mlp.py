@@ -13,8 +13,16 @@ from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain
 
 
+def same(x: jax.Array) -> jax.Array:
+  return x
+
+
 class Mlp(Layer):
-  """`wo(dropout(activation(wi(x))))`; gated, `wo(dropout(activation(gate(x)) * wi(x)))` (Shazeer 2020, section 2)."""
+  """`wo(dropout(activation(wi(x))))`; gated, `wo(dropout(activation(gate(x)) * wi(x)))` (Shazeer 2020, section 2).
+
+  Args:
+    gated: whether it is; or the function of `wi(x)` that is gated.
+  """
 
   TOGETHER = ("wi", "gate")  # see `decoding.cpu.prepared`
 
@@ -25,7 +33,7 @@ class Mlp(Layer):
     rngs: nnx.Rngs,
     *,
     activation: Callable,
-    gated: bool,
+    gated: bool | Callable,
     bias: bool = False,
     init: Callable | None = None,
     out_init: Callable | None = None,
@@ -36,13 +44,14 @@ class Mlp(Layer):
     self.wi = Linear((embed, mlp), ("embed", "mlp"), init, rngs, bias=bias)
     self.wo = Linear((mlp, embed), ("mlp", "embed"), out_init or params.fan_in_normal(mlp), rngs, bias=bias)
     self.activation = activation
+    self.gated = gated if callable(gated) else same
     self.dropout = dropout
 
   def __call__(self, x_BTD: jax.Array, context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
     layers = [self.wi] if self.gate is None else [self.wi, self.gate]
     hidden = [constrain(y_BTF, "batch", "length", "activation_mlp") for y_BTF in together(layers, x_BTD)]
     h_BTF, *gate_BTF = (named(y_BTF, "mlp_hidden") for y_BTF in hidden)
-    h_BTF = self.activation(gate_BTF[0]) * h_BTF if gate_BTF else self.activation(h_BTF)
+    h_BTF = self.activation(gate_BTF[0]) * self.gated(h_BTF) if gate_BTF else self.activation(h_BTF)
     h_BTF = self.dropout(h_BTF, subkey(key, 0))
     return named(self.wo(h_BTF), "mlp_out"), {}, None
 

@@ -32,6 +32,7 @@ from t5x_like.nn.feed_forward import _over_devices as over_devices
 from t5x_like.nn.feed_forward import _rows as moved
 from t5x_like.nn.feed_forward._noisy_top_k import NoisyRouter
 from t5x_like.nn.feed_forward._router import Router, Routing
+from t5x_like.nn.feed_forward.mlp import same
 from t5x_like.nn.layer import Context, Layer
 from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain, current, gathered, scattered
@@ -66,7 +67,7 @@ _batched_product.defvjp(_batched_forward, _batched_backward)
 
 
 class Moe(Layer):
-  """Router and experts. Each expert is `wo(activation(wi(x)))`, gated or not, without biases.
+  """Router and experts. Each expert is `wo(activation(wi(x)))`, gated or not.
 
   It returns its router's statistics. `Stack` reduces them to these scalars and sums them over its layers:
     moe_balance_loss, moe_z_loss; moe_importance_loss, moe_load_loss with the router "noisy_top_k": weighted losses over
@@ -75,6 +76,10 @@ class Moe(Layer):
     moe_dropped: the fraction of choices without a slot.
 
   Kernels are `wi` and `gate` [E, D, F] and `wo` [E, F, D].
+
+  Args:
+    gated: see `Mlp`.
+    bias: whether experts and router have biases.
 
   Attributes:
     multiply: the product of the "capacity" dispatch, exact or one of `nn.quantization`.
@@ -90,7 +95,8 @@ class Moe(Layer):
     experts: Experts,
     *,
     activation: Callable,
-    gated: bool,
+    gated: bool | Callable,
+    bias: bool = False,
     init: Callable | None = None,
     out_init: Callable | None = None,
     dropout: Dropout = NO_DROPOUT,
@@ -98,12 +104,17 @@ class Moe(Layer):
     E = experts.experts
     init = init or params.fan_in_normal(embed)
     inwards, outwards = _INWARDS, _OUTWARDS
-    self.router = _ROUTERS[experts.router](embed, experts, rngs, init=init)
+    self.router = _ROUTERS[experts.router](embed, experts, rngs, init=init, bias=bias)
     self.gate = params.param(rngs, init, (E, embed, mlp), inwards) if gated else None
     self.wi = params.param(rngs, init, (E, embed, mlp), inwards)
     self.wo = params.param(rngs, out_init or params.fan_in_normal(mlp), (E, mlp, embed), outwards)
+    wide, narrow = (params.zeros, (E, mlp), ("expert", "mlp")), (params.zeros, (E, embed), ("expert", "embed"))
+    self.gate_bias = params.param(rngs, *wide) if bias and gated else None
+    self.wi_bias = params.param(rngs, *wide) if bias else None
+    self.wo_bias = params.param(rngs, *narrow) if bias else None
     self.experts = experts
     self.activation = activation
+    self.gated = gated if callable(gated) else same
     self.dropout_rate = dropout.rate  # each row is a token's
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
@@ -118,7 +129,11 @@ class Moe(Layer):
 
   def _dropless(self, x_BTD: jax.Array, routing: Routing, key) -> jax.Array:
     def apply(layer: Moe, rows_MD: jax.Array, sizes_E: jax.Array) -> jax.Array:
-      return layer._experts(rows_MD, partial(_grouped_product, sizes_E), (None, "activation_mlp"), key)
+      def of_rows(bias_EX: jax.Array) -> jax.Array:
+        expert_M = jnp.searchsorted(jnp.cumsum(sizes_E), jnp.arange(rows_MD.shape[0]), side="right")
+        return jnp.take(bias_EX, expert_M, axis=0, mode="clip")
+
+      return layer._experts(rows_MD, partial(_grouped_product, sizes_E), of_rows, (None, "activation_mlp"), key)
 
     layout, E = current(), self.experts.experts
     if way := over_devices.way(layout, x_BTD.shape, E, self.wi.shape[-1]):
@@ -140,7 +155,8 @@ class Moe(Layer):
     # Rows may be split over the expert axis too. This pair of constraints is the all-to-all, the next its inverse.
     x_BECD = constrain(move(x_BTD, source_BS, slot_BM, k).reshape(B, E, C, D), *_ROWS)
     x_EBCD = constrain(jnp.swapaxes(x_BECD, 0, 1), *EXPERTS, "activation_embed")
-    y_EBCD = self._experts(x_EBCD, self.multiply, (*EXPERTS, "activation_mlp"), key)
+    axes = (*EXPERTS, "activation_mlp")
+    y_EBCD = self._experts(x_EBCD, self.multiply, lambda bias_EX: bias_EX[:, None, None], axes, key)
     y_EBCD = constrain(y_EBCD, *EXPERTS, "activation_embed")
     y_BECD = constrain(jnp.swapaxes(y_EBCD, 0, 1), *_ROWS)
     y_BkTD = move(y_BECD.reshape(B, E * C, D), slot_BM, source_BS, 1).reshape(B, k, T, D)
@@ -149,13 +165,22 @@ class Moe(Layer):
     dropped = wanted - jnp.sum(slot_BM < E * C, dtype=jnp.float32)
     return constrain(y_BTD, "batch", "length", "activation_embed"), dropped
 
-  def _experts(self, rows: jax.Array, product: Callable, axes: tuple, key) -> jax.Array:
-    """Apply the experts to their rows; `product(rows, kernel_EXY, its axes)` multiplies each row by its expert's
-    matrix."""
-    kernels = [self.wi] if self.gate is None else [self.wi, self.gate]
-    h, *gate = (named(constrain(product(rows, w[...], _INWARDS), *axes), "mlp_hidden") for w in kernels)
-    h = self.activation(gate[0]) * h if gate else self.activation(h)
-    return product(Dropout(self.dropout_rate)(h, key), self.wo[...], _OUTWARDS)
+  def _experts(self, rows: jax.Array, product: Callable, of_rows: Callable, axes: tuple, key) -> jax.Array:
+    """Apply the experts to their rows.
+
+    Args:
+      product: `(rows, kernel_EXY, its axes)` multiplies each row by its expert's matrix.
+      of_rows: `(bias_EX)` returns the bias of each row's expert.
+    """
+
+    def linear(rows, kernel, bias, kernel_axes):
+      y = product(rows, kernel[...], kernel_axes)
+      return y if bias is None else y + of_rows(bias[...].astype(y.dtype))
+
+    inwards = [(self.wi, self.wi_bias)] + ([] if self.gate is None else [(self.gate, self.gate_bias)])
+    h, *gate = (named(constrain(linear(rows, *one, _INWARDS), *axes), "mlp_hidden") for one in inwards)
+    h = self.activation(gate[0]) * self.gated(h) if gate else self.activation(h)
+    return linear(Dropout(self.dropout_rate)(h, key), self.wo, self.wo_bias, _OUTWARDS)
 
 
 _ROUTERS = {"softmax": Router, "noisy_top_k": NoisyRouter}
