@@ -55,6 +55,7 @@ _NAMES: dict[Any, str] = {
     attn_logit_softcapping factor final_logit_softcapping global_rope_theta high_freq_factor local_rope_theta
     attention_factor beta_fast beta_slow rope_local_base_freq
     logit_scale low_freq_factor mlp_ratio partial_rotary_factor rope_theta rotary_emb_base rotary_pct softmax_scale
+    swiglu_alpha swiglu_limit
   """,
   bool: """
     gelu_activation use_lang_emb

@@ -34,9 +34,23 @@ COHERE = dict(
 QWEN = LLAMA | dict(head_dim=6)
 YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=8, beta_fast=2.0)
 OLMO = LLAMA | dict(hidden_size=24, num_attention_heads=6, num_key_value_heads=3, pad_token_id=0, eos_token_id=1)
+GPT_OSS = LLAMA | dict(head_dim=6, num_local_experts=5, num_experts_per_tok=3, sliding_window=4)
 MIXTRAL = LLAMA | dict(num_local_experts=4, num_experts_per_tok=2)
 
 MODELS = {
+  "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", GPT_OSS),
+  "gpt-oss-layers": (
+    "GptOssForCausalLM",
+    "GptOssConfig",
+    GPT_OSS
+    | dict(
+      num_hidden_layers=3,
+      layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+      rope_parameters=dict(rope_type="default", rope_theta=1e4),
+      attention_bias=False,
+      tie_word_embeddings=True,
+    ),
+  ),
   "gpt1": ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", GPT),
   "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT),
   "gpt2-inner": (

@@ -89,8 +89,13 @@ def config(model, model_type: str | None) -> dict:
   return {"architectures": [class_name], "model_type": model_type, **kind, **sizes_config(model)}
 
 
-def sizes_config(model, rope: dict | None = None) -> dict:
-  """Return the fields that Llama and its relatives share; `rope` is `rope_parameters` if layers differ in it."""
+def sizes_config(model, rope: dict | None = None, activation: str | None = None) -> dict:
+  """Return the fields that Llama and its relatives share.
+
+  Args:
+    rope: `rope_parameters` if layers differ in them.
+    activation: `hidden_act` of a type whose activation is always the same.
+  """
   variant, design, dims = model.variant, model.variant.design, model.variant.dims
   if dims.embed % dims.heads:
     raise UserError(f"embedding width {dims.embed} is not a multiple of {dims.heads} heads, as this type needs")
@@ -103,7 +108,7 @@ def sizes_config(model, rope: dict | None = None) -> dict:
     "num_attention_heads": dims.heads,
     "num_key_value_heads": dims.kv_heads,
     "head_dim": dims.head_dim,
-    "hidden_act": causal.name_of(causal.GATED, design.activation),
+    "hidden_act": activation or causal.name_of(causal.GATED, design.activation),
     "rms_norm_eps": design.norm_epsilon,
     "rope_parameters": rope,
     "tie_word_embeddings": design.tied,

@@ -1,0 +1,102 @@
+"""gpt-oss: Llama's layout, with sinks, and with the experts of a layer in one tensor."""
+
+import dataclasses
+
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.interop import causal
+from t5x_like.interop.families import llama
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import gpt_oss
+
+MODEL_TYPES = ("gpt_oss",)
+MODELS = (gpt_oss.Model,)
+PLAIN = gpt_oss.VARIANTS["tiny"].design
+
+
+def build(fields: Fields, names: set[str]):
+  if fields.take("quantization_config", None):
+    raise UserError(
+      f"{fields.origin}: field 'quantization_config' is there, so the experts are in 4 bits (MXFP4), which are not read;"
+      " load the model in transformers with quantization_config=Mxfp4Config(dequantize=True) and save it again"
+    )
+  fields.ignore("experts_per_token", "initial_context_length", "num_experts", "output_router_logits")
+  for name, value in (("hidden_act", "silu"), ("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+    fields.only(name, value)
+  experts, top_k = fields.take("num_local_experts", 128), fields.take("num_experts_per_tok", 4)
+  if not 2 <= top_k <= experts:  # a single normalised gate would be constant
+    raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
+  window = causal.optional(fields, "sliding_window", 128)
+  yarn = gpt_oss.DESIGN.position if {"rope_parameters", "rope_scaling"}.isdisjoint(fields.values) else None
+  design = dataclasses.replace(
+    PLAIN,
+    norm_epsilon=fields.take("rms_norm_eps", 1e-5),
+    biases=("qkv", "out", "mlp") if fields.take("attention_bias", True) else ("mlp",),
+    position=yarn or causal.rope(fields, theta=150_000.0),
+    windows=tuple(window if here else None for here in causal.local_layers(fields, lambda layer: layer % 2 == 0)),
+    experts=dataclasses.replace(
+      PLAIN.experts, experts=experts, top_k=top_k, balance_loss=float(fields.take("router_aux_loss_coef", 0.001))
+    ),
+    tied=fields.take("tie_word_embeddings", False),
+  )
+  return gpt_oss.Model, {"variant": llama.variant_of(fields, design, kv_heads=8, head_dim=64, ids=gpt_oss.TOKENS)}
+
+
+def config(model, model_type: str | None) -> dict:
+  design, dims, experts = model.variant.design, model.variant.dims, model.variant.design.experts
+  core = design.core if isinstance(design.core, dict) else {"name": design.core}
+  causal.refuse_others(
+    model,
+    square=False,
+    heads=False,
+    mlp=False,
+    norm="rmsnorm",
+    biases=[("qkv", "out", "mlp"), ("mlp",)],
+    activation="swiglu_clamped",
+    core=[design.core if core.get("name") == "sinks" else "sinks"],
+    experts=[experts or PLAIN.experts],
+    experts_every=1,
+    tied=[True, False],
+    **causal.one_window(design),
+  )
+  if experts.top_k < 2 or experts.normalise is False or experts.router != "softmax" or experts.dispatch != "dropless":
+    raise UserError(
+      f"design.experts is {experts!r}; this type supports only a softmax over two or more experts whose gates "
+      "add up to one, with dispatch 'dropless'"
+    )
+  sizes = llama.sizes_config(model, activation="silu")
+  return {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    **sizes,
+    "attention_bias": "qkv" in design.biases,
+    "swiglu_limit": 7.0,
+    "sliding_window": causal.width_of(design, 128),
+    "layer_types": causal.layer_types(design.windows, dims.layers),
+    "num_local_experts": experts.experts,
+    "num_experts_per_tok": experts.top_k,
+    "router_aux_loss_coef": experts.balance_loss,
+  }
+
+
+def tensors(m: Mapping) -> None:
+  llama.map_decoder(m, _experts)
+
+
+def _experts(m: Mapping, theirs: str, ours: str, at: int) -> None:
+  m.copy(f"{theirs}.self_attn.sinks", f"{ours.format('self_attention')}/layer/core/sinks", at)
+  layer, experts = f"{ours.format('moe')}/layer", f"{theirs}.mlp.experts"
+  m.norm(f"{theirs}.post_attention_layernorm", f"{ours.format('moe')}/in_norm", at)
+  m.transposed(f"{theirs}.mlp.router.weight", f"{layer}/router/kernel", at)
+  m.copy(f"{theirs}.mlp.router.bias", f"{layer}/router/bias", at)
+  for suffix in ("", "_bias"):  # columns of the gate and of the linear factor alternate
+    m.fused(
+      f"{experts}.gate_up_proj{suffix}",
+      [f"{layer}/gate{suffix}", f"{layer}/wi{suffix}"],
+      at,
+      split=lambda x: [x[..., ::2], x[..., 1::2]],
+      join=lambda xs: np.stack(xs, -1).reshape(*xs[0].shape[:-1], -1),
+    )
+    m.copy(f"{experts}.down_proj{suffix}", f"{layer}/wo{suffix}", at)
