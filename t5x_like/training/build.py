@@ -118,6 +118,8 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
   tune = slots.make("config.tuning", config.tuning, tunings, "make")
   optimizer = bounded(tune.rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")})
+  if steps := {name: p.step for name, p in named.items() if hasattr(p, "step")}:
+    optimizer = slots.module("signed", training).moved(optimizer, steps)
   if decay := config.optimizer.get("ema"):
     optimizer = slots.module("ema", training).averaging(optimizer, decay)
   trained = [name for name in tune.trained(named) if not name.startswith(REFERENCE)]

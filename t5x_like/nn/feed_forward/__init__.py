@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.errors import UserError
-from t5x_like.slots import AboveZero, NotNegative, Positive, Rate
+from t5x_like.slots import AboveZero, Count, NotNegative, Positive, Rate
 
 _gelu_tanh = jax.checkpoint(partial(jax.nn.gelu, approximate=True), prevent_cse=False)
 
@@ -62,20 +62,31 @@ class Experts:
 
   Attributes:
     experts, top_k: number of experts, and number of experts that each token uses.
+    mlp: width of an expert; None for the MLP's.
+    shared: experts that every token uses besides, as one MLP of `shared * mlp`, without a gate (DeepSeekMoE).
     normalise: whether a token's gates are scaled to sum to one (Mixtral) or remain probabilities (Switch); None is True
       if `top_k` is above 1. A single normalised gate would be the constant 1, without a gradient for the router.
-    router: "softmax", or "noisy_top_k" of Shazeer et al. 2017; see `nn.feed_forward._noisy_top_k`.
+    router: "softmax"; "noisy_top_k" of Shazeer et al. 2017, see `nn.feed_forward._noisy_top_k`; or "sigmoid" of
+      DeepSeek-V3, see `nn.feed_forward._sigmoid`.
+    groups, top_groups, scale, bias_rate: of "sigmoid": number of groups of experts, and of those that a token's experts
+      come from; factor of the gates; and the step of the biases that balance the loads.
     dispatch: "dropless" or "capacity"; see `nn.feed_forward.moe`.
     capacity_factor: slots per choice in the "capacity" dispatch.
-    balance_loss, z_loss: weights of the two losses of "softmax".
+    balance_loss, z_loss: weights of the two losses of "softmax"; the first also of the one of "sigmoid".
     importance_loss, load_loss: weights of the two losses of "noisy_top_k".
     jitter: training multiplies the router's input by uniform numbers in [1 - jitter, 1 + jitter] (Switch: 0.01).
   """
 
   experts: Positive = 8
   top_k: Positive = 2
+  mlp: Positive | None = None
+  shared: Count = 0
   normalise: bool | None = None
-  router: Literal["softmax", "noisy_top_k"] = "softmax"
+  router: Literal["softmax", "noisy_top_k", "sigmoid"] = "softmax"
+  groups: Positive = 1
+  top_groups: Positive = 1
+  scale: AboveZero = 1.0
+  bias_rate: NotNegative = 0.001
   dispatch: Literal["dropless", "capacity"] = "dropless"
   capacity_factor: AboveZero = 1.25
   balance_loss: NotNegative = 0.01

@@ -72,6 +72,10 @@ class Router(nnx.Module):
       gates_BTk = gates_BTk / jnp.sum(gates_BTk, axis=-1, keepdims=True)
     return Routing(logits_BTE, probs_BTE, experts_BTk, gates_BTk)
 
+  def counted(self, routing: Routing, valid_BT: jax.Array | None) -> Routing:
+    """Return the routing; a router whose loads train it notes those of valid tokens."""
+    return routing
+
   def statistics(
     self, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts
   ) -> dict[str, Statistics]:

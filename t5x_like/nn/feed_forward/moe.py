@@ -32,7 +32,8 @@ from t5x_like.nn.feed_forward import _over_devices as over_devices
 from t5x_like.nn.feed_forward import _rows as moved
 from t5x_like.nn.feed_forward._noisy_top_k import NoisyRouter
 from t5x_like.nn.feed_forward._router import Router, Routing
-from t5x_like.nn.feed_forward.mlp import same
+from t5x_like.nn.feed_forward._sigmoid import SigmoidRouter
+from t5x_like.nn.feed_forward.mlp import Mlp, same
 from t5x_like.nn.layer import Context, Layer
 from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain, current, gathered, scattered
@@ -73,6 +74,7 @@ class Moe(Layer):
     moe_balance_loss, moe_z_loss; moe_importance_loss, moe_load_loss with the router "noisy_top_k": weighted losses over
       tokens that are not padding; an objective adds them to its loss per target token. With gradient accumulation,
       each part of the batch is balanced by itself.
+    moe_violation: with the router "sigmoid", the excess of the largest load over the mean, as a fraction of the mean.
     moe_dropped: the fraction of choices without a slot.
 
   Kernels are `wi` and `gate` [E, D, F] and `wo` [E, F, D].
@@ -112,6 +114,8 @@ class Moe(Layer):
     self.gate_bias = params.param(rngs, *wide) if bias and gated else None
     self.wi_bias = params.param(rngs, *wide) if bias else None
     self.wo_bias = params.param(rngs, *narrow) if bias else None
+    form = dict(activation=activation, gated=gated, bias=bias, init=init, out_init=out_init, dropout=dropout)
+    self.shared = Mlp(embed, mlp * experts.shared, rngs, **form) if experts.shared else None
     self.experts = experts
     self.activation = activation
     self.gated = gated if callable(gated) else same
@@ -120,11 +124,13 @@ class Moe(Layer):
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
     decoding = context.slot is not None  # the layer itself keeps no cache
     valid_BT = None if decoding else _valid(context, x_BTD.shape[:2])
-    routing = self.router(x_BTD, subkey(key, 0))
+    routing = self.router.counted(self.router(x_BTD, subkey(key, 0)), valid_BT)
     if self.experts.dispatch == "dropless":
       y_BTD, dropped = self._dropless(x_BTD, routing, subkey(key, 1)), jnp.float32(0)
     else:
       y_BTD, dropped = self._capacity(x_BTD, routing, valid_BT, decoding, subkey(key, 1))
+    if self.shared is not None:
+      y_BTD = y_BTD + self.shared(x_BTD, context, None, subkey(key, 2))[0]
     return y_BTD, self.router.statistics(routing, valid_BT, dropped, self.experts), None
 
   def _dropless(self, x_BTD: jax.Array, routing: Routing, key) -> jax.Array:
@@ -183,7 +189,7 @@ class Moe(Layer):
     return linear(Dropout(self.dropout_rate)(h, key), self.wo, self.wo_bias, _OUTWARDS)
 
 
-_ROUTERS = {"softmax": Router, "noisy_top_k": NoisyRouter}
+_ROUTERS = {"softmax": Router, "noisy_top_k": NoisyRouter, "sigmoid": SigmoidRouter}
 _ROWS = ("batch", None, None, "activation_embed")
 
 

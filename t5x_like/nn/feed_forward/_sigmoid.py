@@ -1,0 +1,143 @@
+"""DeepSeek-V3's router: sigmoid affinities, groups of experts, and biases that balance loads without a loss
+(DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437, section 2.1.2; Wang et al. 2024, https://arxiv.org/abs/2408.15664).
+
+A bias is added to an expert's affinity when experts are chosen, not to its gate. After every step it goes down by
+`bias_rate` if the expert had more than the mean load in the global batch, and up if it had less.
+
+The bias is a parameter, so it is saved, resumed, sharded and converted like the others. Its "gradient" is the load
+above the mean, and `training/signed.py` moves it against the sign of that. So the load is summed over microbatches,
+devices and stages by the sums that gradients go through anyway, and a refused step moves no bias. The load is scaled by
+2^-70: its sign is that of the exact sum, and norms of gradients, by which others are clipped, do not see it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.nn.feed_forward import Experts
+from t5x_like.nn.feed_forward._router import Router, Routing, total
+from t5x_like.nn.layer import Statistics
+
+_SMALL = 2.0**-70
+
+
+class SigmoidRouter(Router):
+  """Top-k of sigmoid affinities, within the best groups (equations 12 to 16, and "node-limited routing").
+
+  A group's score is the sum of its two best biased affinities; experts of the `top_groups` best groups can be chosen.
+  Gates are the affinities of the chosen experts, normalised unless `normalise` is False, times `scale`.
+
+  Raises:
+    UserError: groups do not divide the experts, or hold too few of them.
+  """
+
+  def __init__(self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable, bias: bool = False):
+    super().__init__(embed, experts, rngs, init=init, bias=bias)
+    E, groups, best = experts.experts, experts.groups, experts.top_groups
+    if E % groups or (groups > 1 and E // groups < 2):
+      found = f"config.model.design.experts.groups: found {groups}"
+      raise UserError(f"{found}, expected a number that divides the {E} experts, two or more in each group")
+    if best > groups or best * (E // groups) < experts.top_k:
+      most = f"at most {groups} groups, with the {experts.top_k} experts of a token"
+      raise UserError(f"config.model.design.experts.top_groups: found {best}, expected {most}")
+    self.balance = params.param(rngs, params.zeros, (E,), (None,))
+    self.balance.set_metadata(step=experts.bias_rate)  # see `training/signed.py`
+    self.groups = groups
+    self.top_groups = best
+    self.scale = experts.scale
+
+  def chosen(self, logits_BTE: jax.Array) -> Routing:
+    scores_BTE = jax.nn.sigmoid(logits_BTE)
+    _, experts_BTk = jax.lax.top_k(self._limited(scores_BTE + self.balance[...]), self.top_k)
+    gates_BTk = jnp.take_along_axis(scores_BTE, experts_BTk, axis=-1)
+    if self.normalise:
+      gates_BTk = gates_BTk / (jnp.sum(gates_BTk, axis=-1, keepdims=True) + 1e-20)
+    shares_BTE = scores_BTE / (jnp.sum(scores_BTE, axis=-1, keepdims=True) + 1e-20)
+    return Routing(logits_BTE, shares_BTE, experts_BTk, self.scale * gates_BTk)
+
+  def _limited(self, biased_BTE: jax.Array) -> jax.Array:
+    """Replace the affinities outside of a token's best groups by -inf."""
+    if self.groups == 1:
+      return biased_BTE
+    biased_BTGX = biased_BTE.reshape(*biased_BTE.shape[:-1], self.groups, -1)
+    scores_BTG = jnp.sum(jax.lax.top_k(biased_BTGX, 2)[0], axis=-1)
+    best_BTg = jax.lax.top_k(scores_BTG, self.top_groups)[1]
+    allowed_BTG = jnp.sum(jax.nn.one_hot(best_BTg, self.groups, dtype=jnp.int32), axis=-2) > 0
+    return jnp.where(allowed_BTG[..., None], biased_BTGX, -jnp.inf).reshape(biased_BTE.shape)
+
+  def counted(self, routing: Routing, valid_BT: jax.Array | None) -> Routing:
+    load_E = total(_choices(routing.experts_BTk, self.balance[...].size), valid_BT)
+    gates_BTk = _noted(routing.gates_BTk, self.balance[...], load_E - jnp.mean(load_E))
+    return dataclasses.replace(routing, gates_BTk=gates_BTk)
+
+  def statistics(self, routing, valid_BT, dropped, experts) -> dict[str, Statistics]:
+    return {"load": RowLoad.of(routing, valid_BT, dropped, experts)}
+
+
+def _choices(experts_BTk: jax.Array, experts: int) -> jax.Array:
+  """Return float32 [B, T, E]: 1 where a token uses an expert."""
+  return jnp.sum(jax.nn.one_hot(experts_BTk, experts, dtype=jnp.float32), axis=2)
+
+
+@jax.custom_vjp
+def _noted(gates_BTk: jax.Array, balance_E: jax.Array, excess_E: jax.Array) -> jax.Array:
+  """Return the gates; in the backward pass, `excess_E` is the gradient of `balance_E`."""
+  return gates_BTk
+
+
+def _noted_backward(excess_E, g_BTk):
+  counts = jnp.any(g_BTk != 0)  # an idle stage of a pipeline routes tokens that nothing depends on
+  return g_BTk, jnp.where(counts, _SMALL * excess_E, 0.0), None
+
+
+_noted.defvjp(lambda gates, balance, excess: (gates, excess), _noted_backward)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLoad(Statistics):
+  """The load of a layer's experts: float32 sums over valid tokens.
+
+  Attributes:
+    tokens: number of valid tokens.
+    balance: sum over rows of their balance, times their tokens.
+    load_E: number of choices of each expert.
+    dropped: number of choices without a slot.
+    balance_loss: factor of the loss.
+  """
+
+  tokens: jax.Array
+  balance: jax.Array
+  load_E: jax.Array
+  dropped: jax.Array
+  balance_loss: float = dataclasses.field(metadata={"static": True})
+
+  @classmethod
+  def of(cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts) -> "RowLoad":
+    chosen_BTE = _choices(routing.experts_BTk, experts.experts)
+    valid_BT = jnp.ones(chosen_BTE.shape[:2]) if valid_BT is None else valid_BT.astype(jnp.float32)
+    tokens_B = jnp.sum(valid_BT, axis=1)
+    shares_BE = jnp.einsum("BT,BTE->BE", valid_BT, routing.probs_BTE)
+    load_BE = jnp.einsum("BT,BTE->BE", valid_BT, chosen_BTE)
+    even_B = jnp.maximum(experts.top_k * tokens_B, 1.0) / experts.experts
+    balance_B = jnp.sum(load_BE * shares_BE, axis=-1) / even_B  # the sum of f P, times the tokens
+    return cls(jnp.sum(tokens_B), jnp.sum(balance_B), jnp.sum(load_BE, axis=0), dropped, experts.balance_loss)
+
+  def scalars(self) -> dict[str, jax.Array]:
+    """Return the loss times its factor, the excess of the largest load over the mean, and the fraction dropped.
+
+    The loss is the sequence-wise balance loss (equations 17 to 20), 1 if each row loads experts evenly.
+    """
+    choices = jnp.maximum(jnp.sum(self.load_E), 1.0)
+    return {
+      "moe_balance_loss": self.balance_loss * self.balance / jnp.maximum(self.tokens, 1.0),
+      "moe_violation": jnp.max(self.load_E) * self.load_E.size / choices - 1.0,
+      "moe_dropped": self.dropped / choices,
+    }
+
+
+jax.tree_util.register_dataclass(RowLoad)
