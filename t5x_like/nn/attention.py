@@ -125,7 +125,7 @@ class SelfAttention(Attention):
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
     shape = (start.batch, self.kv_heads, start.slots, self.head_dim)  # a step's products read this layout
-    empty = constrain(jnp.zeros(shape, _held(start.dtype)), "batch", "activation_kv_heads", None, None)
+    empty = constrain(jnp.zeros(shape, held(start.dtype)), "batch", "activation_kv_heads", None, None)
     return {"k": empty, "v": empty}
 
 
@@ -147,10 +147,10 @@ class CrossAttention(Attention):
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
     k_BSKH, v_BSKH = self._of_memory(start.memory, start.memory_mask)
-    return {n: x.swapaxes(1, 2).astype(_held(start.dtype)) for n, x in {"k": k_BSKH, "v": v_BSKH}.items()}
+    return {n: x.swapaxes(1, 2).astype(held(start.dtype)) for n, x in {"k": k_BSKH, "v": v_BSKH}.items()}
 
 
-def _held(dtype: jnp.dtype) -> jnp.dtype:
+def held(dtype: jnp.dtype) -> jnp.dtype:
   """Return the dtype of cached keys and values: float32 on CPU.
 
   There, XLA multiplies bfloat16 with a batch axis in float32 and would cast the whole cache at every step.
