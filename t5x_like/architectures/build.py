@@ -84,6 +84,8 @@ class StackBuilder:
   def stack(self, rngs: nnx.Rngs) -> Stack:
     """Build the blocks, the positions they share and the final norm."""
     layers, design = self.dims.layers, self.design
+    if design.experts and design.dense_layers:
+      return slots.module("stacks", nn).make(self, rngs)
     if layers % self.period:
       period = f"the layer pattern repeats every {self.period} layers"
       raise UserError(f"config.model.design: {period}, found {layers} layers, expected a multiple of {self.period}")
@@ -189,6 +191,8 @@ class StackBuilder:
     # T5 leaves out the 1/sqrt(H) of the logits and scales the initial query kernel by it instead.
     query_gain = H**-0.5 if scale == 1.0 and not cosine and design.init_stddev is None else 1.0
     q_norm, k_norm = (design.make_qk_norm(heads, H, rngs) for heads in (N, dims.kv_heads))
+    if own and design.latent is not None:
+      kind = slots.module("latent_attention", nn).of(design)
     return kind(
       dims,
       rngs,
@@ -209,6 +213,7 @@ class StackBuilder:
 
   def _mlp(self, rngs: nnx.Rngs, sparse: bool) -> Layer:
     design, dims = self.design, self.dims
+    mlp = (sparse and design.experts.mlp) or dims.mlp
     activation, gated = ACTIVATIONS[design.activation]
     return slots.make(
       "config.model.design.experts",
@@ -216,14 +221,14 @@ class StackBuilder:
       feed_forward,
       "make",
       embed=dims.embed,
-      mlp=dims.mlp,
+      mlp=mlp,
       rngs=rngs,
       experts=design.experts,
       bias="mlp" in design.biases,
       activation=activation,
       gated=gated,
       init=design.kernel_init(dims.embed, self.inner_gain),
-      out_init=design.kernel_init(dims.mlp, self.gain),
+      out_init=design.kernel_init(mlp, self.gain),
       dropout=self.mlp_dropout,
     )
 

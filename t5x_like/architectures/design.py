@@ -17,7 +17,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward import ACTIVATIONS, Experts
 from t5x_like.nn.norm import NORMS, AllHeads
-from t5x_like.slots import Positive
+from t5x_like.slots import Count, Positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +43,10 @@ class Design:
     core: an attention core of `nn.cores`, a name or {"name": …} with its arguments; layers cycle through a tuple;
       {"encoder": …, "decoder": …} where the two differ.
     quantization: 8-bit products of the blocks' projections, one of `nn.quantization`: "none", "int8" or "fp8".
+    latent: sizes of keys and values as projections of one vector a token, the fields of `latent_attention.Latent`.
     experts: a mixture of experts instead of the MLP.
     experts_every: N, if only every N-th layer has experts.
+    dense_layers: number of first layers with an MLP instead of experts.
     mlp_dropout: whether dropout also applies inside the MLP.
     shared_dropout: whether one mask of dropout serves all positions of a row, as in T5's code.
     attention_dropout: whether dropout zeroes attention weights one by one ("pairs"), those of some keys for all queries
@@ -72,8 +74,10 @@ class Design:
   windows: tuple[Positive | None, ...] = (None,)
   core: str | dict | tuple = "auto"
   quantization: str | dict = "none"
+  latent: dict | None = None
   experts: Experts | None = None
   experts_every: Positive = 1
+  dense_layers: Count = 0
   mlp_dropout: bool = False
   shared_dropout: bool = False
   attention_dropout: Literal["pairs", "keys", "none"] = "pairs"

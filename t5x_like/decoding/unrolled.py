@@ -18,16 +18,18 @@ from t5x_like.nn.block import Block
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.stack import Stack
+from t5x_like.nn.stacks import Stacks
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
 
 
 class Unrolled(nnx.Module):
   """A `Stack` split into its layers, called like it; its cache is a list of the layers' caches."""
 
-  def __init__(self, stack: Stack, dtype: jnp.dtype):
-    self.rest = copy.copy(stack)
+  def __init__(self, stack: Stack | Stacks, dtype: jnp.dtype):
+    parts = [stack.first, stack.rest] if isinstance(stack, Stacks) else [stack]
+    self.rest = copy.copy(parts[-1])
     self.rest.blocks = None
-    self.blocks = nnx.List([prepared(block, dtype) for block in _split(stack.blocks)])
+    self.blocks = nnx.List([prepared(block, dtype) for part in parts for block in _split(part.blocks)])
 
   def __call__(self, x_BTD: jax.Array, context: Context, *, cache: list | None = None, key: None = None):
     """Return ([B, T, D], {} for the auxiliary scalars, cache)."""
@@ -72,8 +74,8 @@ def for_decoding(model):
     return model
   made = copy.copy(model)
   for name in ("encoder", "decoder"):
-    if isinstance(stack := getattr(model, name, None), Stack):
-      looped = stack.layers == "loop"
+    if isinstance(stack := getattr(model, name, None), Stack | Stacks):
+      looped = (stack.rest if isinstance(stack, Stacks) else stack).layers == "loop"
       setattr(made, name, Unrolled(stack, model.dtype) if looped else prepared(stack, model.dtype))
   made.head = copy.copy(model.head)
   owner, name = (made.head, "inner") if hasattr(made.head, "inner") else (made, "head")  # OPT 350M projects before it

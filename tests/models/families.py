@@ -105,15 +105,19 @@ def shrunk(variant: Variant, **changes) -> Variant:
   layers = 2 if period == 1 else min(period, dims.layers)
   cores = [{"name": one} if isinstance(one, str) else one for one in _turns(design.core)]
   own = [one | SMALL_CORES.get(one["name"], {}) for one in cores]
-  experts = design.experts and dataclasses.replace(
-    design.experts, experts=4, top_k=min(design.experts.top_k, 3), capacity_factor=4.0
-  )  # nothing is dropped
+  experts = design.experts
+  if experts:
+    groups, mlp = min(experts.groups, 2), experts.mlp and 24
+    sizes = dict(experts=4, top_k=min(experts.top_k, 3 if groups == 1 else 2), groups=groups, top_groups=1, mlp=mlp)
+    experts = dataclasses.replace(experts, **sizes, capacity_factor=4.0)  # nothing is dropped
   position = [{**p, "length": 16} if isinstance(p, dict) and "length" in p else p for p in positions]
   design = dataclasses.replace(
     design,
     windows=tuple(None if w is None else 3 for w in design.windows),
     core=own[0] if len(own) == 1 else tuple(own),
     experts=experts,
+    dense_layers=min(design.dense_layers, 1),
+    latent=design.latent and dict(rank=6, query_rank=5 if design.latent.get("query_rank") else None, rope=2, value=3),
     position=tuple(position) if isinstance(design.position, tuple) else position[0],
   )
   return dataclasses.replace(
