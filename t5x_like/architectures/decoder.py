@@ -12,6 +12,7 @@ from t5x_like.architectures.build import StackBuilder, deepnorm_weights
 from t5x_like.architectures.design import Variant
 from t5x_like.architectures.heads import lm
 from t5x_like.architectures.heads._scores import Scores
+from t5x_like.nn.block import collect
 from t5x_like.nn.decode import DecodeState
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import CacheStart, Context
@@ -59,9 +60,15 @@ class Decoder(Architecture):
     # Padding comes last, where causality hides it from the tokens, or has a segment of its own.
     mask = Mask(pos, pos, segments, segments, None, prefix, causal=True, aligned=aligned(batch, "decoder"))
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
-    x_BTD, aux, _ = self.decoder(x_BTD, Context(mask=mask, valid=valid), key=subkey(key, 1))
+    context = Context(mask=mask, valid=valid)
+    x_BTD, aux, _ = self.decoder(x_BTD, context, key=subkey(key, 1))
+    collect(aux, "ahead", self.ahead(tokens_BT, x_BTD, context, subkey(key, 3)))
     scores = {} if self.scores is None else self.scores(x_BTD, valid, subkey(key, 2))
     return self.head(x_BTD, self.embed, valid) | scores | aux
+
+  def ahead(self, tokens_BT: jax.Array, x_BTD: jax.Array, context: Context, key: jax.Array | None) -> dict:
+    """Return further outputs in training, from the stack's output; see `multi_token`."""
+    return {}
 
   def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Return the prompt of generation: (int32 [B, P] tokens, bool [B, P] False for padding)."""
