@@ -198,6 +198,23 @@ def ropes_config(model) -> dict:
   return found
 
 
+def refuse_experts(experts, *, normalised: bool) -> None:
+  """Refuse experts other than a dropless softmax over two or more, as wide as the MLP.
+
+  Args:
+    normalised: whether gates must add up to one.
+  Raises:
+    UserError: the experts cannot be expressed.
+  """
+  plain = experts.router == "softmax" and experts.dispatch == "dropless" and not (experts.mlp or experts.shared)
+  if experts.top_k < 2 or not plain or (normalised and experts.normalise is False):
+    gates = " whose gates add up to one" if normalised else ""
+    raise UserError(
+      f"design.experts is {experts!r}; this type supports only a softmax over two or more experts{gates}, with "
+      "dispatch 'dropless', each as wide as the MLP, and none shared"
+    )
+
+
 def position_of(model, name: str, *cells: str, found: str | dict | tuple | None = None) -> dict:
   """Return the position scheme of a design, or `found` of some layers, with its arguments.
 

@@ -38,10 +38,12 @@ _NAMES: dict[Any, str] = {
     window_size word_embed_proj_dim query_pre_attn_scalar max_position_embeddings original_max_position_embeddings
     decoder_layers decoder_num_hidden_layers depth encoder_layers n_layer n_layers num_decoder_layers num_experts
     num_experts_per_tok num_hidden_layers num_layers num_local_experts moe_intermediate_size num_stages in_chans
-    projection_size sliding_window_pattern
+    projection_size sliding_window_pattern kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim
+    n_group topk_group n_routed_experts n_shared_experts
   """,
   Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks num_sparse_encoder_layers "
-  "n_langs type_vocab_size max_window_layers num_classes num_register_tokens",
+  "n_langs type_vocab_size max_window_layers num_classes num_register_tokens "
+  "first_k_dense_replace num_nextn_predict_layers",
   Size | Sizes: "image_size img_size patch_size num_heads",
   Sizes: "channels depths hidden_sizes layers",
   Wholes: "pretrained_window_sizes mlp_only_layers",
@@ -55,7 +57,7 @@ _NAMES: dict[Any, str] = {
     attn_logit_softcapping factor final_logit_softcapping global_rope_theta high_freq_factor local_rope_theta
     attention_factor beta_fast beta_slow rope_local_base_freq
     logit_scale low_freq_factor mlp_ratio partial_rotary_factor rope_theta rotary_emb_base rotary_pct softmax_scale
-    swiglu_alpha swiglu_limit
+    swiglu_alpha swiglu_limit mscale mscale_all_dim routed_scaling_factor
   """,
   bool: """
     gelu_activation use_lang_emb
@@ -63,10 +65,11 @@ _NAMES: dict[Any, str] = {
     layer_norm_elementwise_affine mlp_bias multi_query new_decoder_architecture norm_bias parallel_attn qkv_bias
     rescale_embeddings scale_decoder_outputs scale_embedding tie_word_embeddings use_absolute_embeddings use_bias
     use_parallel_residual use_qk_norm norm_topk_prob truncate use_sliding_window use_swiglu_ffn class_token
+    rope_interleave
   """,
   str: """
     activation activation_function afn architecture attention_type backbone dense_act_fn feed_forward_proj ff_activation
-    global_pool hidden_act hidden_activation layer_type model_type rope_type type
+    global_pool hidden_act hidden_activation layer_type model_type rope_type scoring_func topk_method type
   """,
   Texts: "architectures layer_types out_features",
   dict: """

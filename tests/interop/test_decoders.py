@@ -80,6 +80,8 @@ def test_old_and_new_spellings_are_the_same(old, new):
     ("llama:llama3.1-8b", "qk_layernorm", True),
     ("mixtral:8x7b", "num_experts_per_tok", 1),
     ("gpt_oss:20b", "swiglu_limit", 5.0),
+    ("deepseek:v3", "quantization_config", {"quant_method": "fp8"}),
+    ("deepseek:v3", "topk_method", "greedy"),
     ("gpt_oss:20b", "quantization_config", {"quant_method": "mxfp4"}),
     ("gemma2:27b", "layer_types", ["sliding_attention", "chunked_attention"] * 23),
     ("gemma2:27b", "use_bidirectional_attention", True),

@@ -66,6 +66,7 @@ SIZES = [
   ("qwen", "qwen3-32b", 32_762_123_264, 0),
   ("qwen", "qwen3-30b-a3b", 30_532_122_624, 0),
   ("qwen", "qwen3-235b-a22b", 235_093_634_560, 0),
+  ("deepseek", "v3", 671_026_419_200, 0),  # the published checkpoint, without its block of the second token
   ("gpt_oss", "20b", 20_914_757_184, 0),  # the published checkpoints
   ("gpt_oss", "120b", 116_829_156_672, 0),
   ("olmo", "olmo2-1b", 1_484_916_736, 0),

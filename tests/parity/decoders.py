@@ -35,6 +35,25 @@ QWEN = LLAMA | dict(head_dim=6)
 YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=8, beta_fast=2.0)
 OLMO = LLAMA | dict(hidden_size=24, num_attention_heads=6, num_key_value_heads=3, pad_token_id=0, eos_token_id=1)
 GPT_OSS = LLAMA | dict(head_dim=6, num_local_experts=5, num_experts_per_tok=3, sliding_window=4)
+DEEPSEEK = dict(
+  vocab_size=64,
+  hidden_size=20,
+  num_hidden_layers=3,
+  num_attention_heads=3,
+  num_key_value_heads=3,
+  intermediate_size=28,
+  moe_intermediate_size=12,
+  n_routed_experts=6,
+  num_experts_per_tok=3,
+  n_group=3,
+  topk_group=2,
+  first_k_dense_replace=1,
+  kv_lora_rank=10,
+  q_lora_rank=14,
+  qk_nope_head_dim=6,
+  qk_rope_head_dim=4,
+  v_head_dim=5,
+)
 MIXTRAL = LLAMA | dict(num_local_experts=4, num_experts_per_tok=2)
 
 MODELS = {
@@ -49,6 +68,22 @@ MODELS = {
       rope_parameters=dict(rope_type="default", rope_theta=1e4),
       attention_bias=False,
       tie_word_embeddings=True,
+    ),
+  ),
+  "deepseek-v3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", DEEPSEEK),
+  "deepseek-v3-yarn": (
+    "DeepseekV3ForCausalLM",
+    "DeepseekV3Config",
+    DEEPSEEK
+    | dict(
+      q_lora_rank=None,
+      n_group=1,
+      topk_group=1,
+      n_shared_experts=2,
+      first_k_dense_replace=0,
+      norm_topk_prob=False,
+      rope_interleave=False,
+      rope_parameters=YARN | dict(mscale=0.7, mscale_all_dim=1.3),
     ),
   ),
   "gpt1": ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", GPT),

@@ -19,7 +19,7 @@ PLAIN = gpt_oss.VARIANTS["tiny"].design
 def build(fields: Fields, names: set[str]):
   if fields.take("quantization_config", None):
     raise UserError(
-      f"{fields.origin}: field 'quantization_config' is there, so the experts are in 4 bits (MXFP4), which are not read;"
+      f"{fields.origin}: field 'quantization_config' is there: the experts are in 4 bits (MXFP4), which are not read;"
       " load the model in transformers with quantization_config=Mxfp4Config(dequantize=True) and save it again"
     )
   fields.ignore("experts_per_token", "initial_context_length", "num_experts", "output_router_logits")
@@ -61,11 +61,7 @@ def config(model, model_type: str | None) -> dict:
     tied=[True, False],
     **causal.one_window(design),
   )
-  if experts.top_k < 2 or experts.normalise is False or experts.router != "softmax" or experts.dispatch != "dropless":
-    raise UserError(
-      f"design.experts is {experts!r}; this type supports only a softmax over two or more experts whose gates "
-      "add up to one, with dispatch 'dropless'"
-    )
+  causal.refuse_experts(experts, normalised=True)
   sizes = llama.sizes_config(model, activation="silu")
   return {
     "architectures": ["GptOssForCausalLM"],

@@ -52,11 +52,7 @@ def config(model, model_type: str | None) -> dict:
     experts=[experts],
     experts_every=1,
   )
-  if experts.top_k < 2 or experts.normalise is False or experts.router != "softmax" or experts.dispatch != "dropless":
-    raise UserError(
-      f"design.experts is {experts!r}; this type supports only a softmax over two or more experts whose gates "
-      "add up to one, with dispatch 'dropless'"
-    )
+  causal.refuse_experts(experts, normalised=True)
   return {
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",

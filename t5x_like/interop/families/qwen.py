@@ -96,11 +96,9 @@ def config(model, model_type: str | None) -> dict:
     values["attention_bias"] = bool(design.biases)
   if not experts:
     return values | {"layer_types": causal.layer_types(design.windows, dims.layers)}
-  if experts.top_k < 2 or experts.router != "softmax" or experts.dispatch != "dropless" or len(design.windows) > 1:
-    raise UserError(
-      f"design.experts is {experts!r} with windows {design.windows!r}; this type supports only a softmax over two or "
-      "more experts with dispatch 'dropless', and the same window in every layer"
-    )
+  if len(design.windows) > 1:
+    raise UserError(f"design.windows is {design.windows!r}; with experts, this type has the same in every layer")
+  causal.refuse_experts(experts, normalised=False)
   return values | {
     "moe_intermediate_size": dims.mlp,
     "num_local_experts": experts.experts,

@@ -1,0 +1,219 @@
+"""DeepSeek-V3, with or without the block that predicts the token after the next."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from t5x_like.architectures.design import Variant
+from t5x_like.errors import UserError
+from t5x_like.interop import causal
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import deepseek
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.latent_attention import Latent
+
+MODEL_TYPES = ("deepseek_v3",)
+MODELS = (deepseek.Model,)
+LATENT = {"rank": "kv_lora_rank", "query_rank": "q_lora_rank", "rope": "qk_rope_head_dim", "value": "v_head_dim"}
+EXPERTS = {
+  "experts": ("n_routed_experts", 256),
+  "top_k": ("num_experts_per_tok", 8),
+  "mlp": ("moe_intermediate_size", 2048),
+  "shared": ("n_shared_experts", 1),
+  "groups": ("n_group", 8),
+  "top_groups": ("topk_group", 4),
+  "scale": ("routed_scaling_factor", 2.5),
+  "normalise": ("norm_topk_prob", True),
+}
+_PUBLISHED = deepseek.VARIANTS["v3"]
+
+
+def build(fields: Fields, names: set[str]):
+  if fields.take("quantization_config", None):
+    raise UserError(
+      f"{fields.origin}: field 'quantization_config' is there: the kernels are in 8 bits, which are not read; take a"
+      " copy of the model in bfloat16, as fp8_cast_bf16.py of DeepSeek-V3's repository writes it"
+    )
+  fields.ignore("max_position_embeddings", "attention_dropout", "output_router_logits", "ep_size", "aux_loss_alpha")
+  fields.ignore("seq_aux", "num_local_experts", "qk_head_dim", "head_dim", "num_nextn_predict_layers", "num_mtp_layers")
+  for name, value in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
+    fields.only(name, value)
+  layers, dense = fields.take("num_hidden_layers"), fields.take("first_k_dense_replace", 3)
+  fields.only("rms_norm_eps", 1e-6)  # the norms of latents always have it
+  if dense >= layers:
+    raise fields.refusal("first_k_dense_replace", dense, f"0 to {layers - 1}")
+  latent = {ours: causal.optional(fields, theirs, _PUBLISHED.design.latent[ours]) for ours, theirs in LATENT.items()}
+  heads, head_dim = fields.take("num_attention_heads"), fields.take("qk_nope_head_dim", 128) + latent["rope"]
+  fields.only("num_key_value_heads", heads, None)
+  position, scale = _positions(fields, head_dim)
+  if fields.take("rope_interleave", True):
+    position["interleaved"] = True
+  routing = {ours: fields.take(*theirs) for ours, theirs in EXPERTS.items()}
+  design = dataclasses.replace(
+    _PUBLISHED.design,
+    activation=fields.choose("hidden_act", causal.GATED, "silu"),
+    biases=("qkv", "out") if fields.take("attention_bias", False) else (),
+    position=position,
+    attention_scale=scale,
+    latent=latent,
+    experts=deepseek.routing(**routing),
+    dense_layers=dense,
+    tied=fields.take("tie_word_embeddings", False),
+  )
+  dims = Dims(fields.take("hidden_size"), heads, heads, head_dim, fields.take("intermediate_size"), layers)
+  ids = causal.special_ids(fields, start=deepseek.TOKENS.start, eos=deepseek.TOKENS.eos)
+  ahead = any(name.startswith(f"model.layers.{layers}.") for name in names)
+  return deepseek.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), ids), "mtp_depth": int(ahead)}
+
+
+def _positions(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
+  """Return (the rotary positions of a config, the factor of the logits).
+
+  DeepSeek's YaRN also multiplies the logits by the square of `0.1 * mscale_all_dim * ln(factor) + 1`.
+  """
+  values = dict(fields.values)
+  field = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
+  yarn = dict(values.get(field) or {})
+  one, every = yarn.pop("mscale", None), yarn.pop("mscale_all_dim", None)
+  factor = float(yarn.get("factor") or 1.0)
+  if one and every and "attention_factor" not in yarn:
+    yarn["attention_factor"] = _temperature(factor, one) / _temperature(factor, every)
+  position = causal.rope(Fields({n: values.get(n) for n in _ROPE} | {field: yarn}, fields.origin))
+  fields.ignore(*_ROPE)
+  return position, head_dim**-0.5 * _temperature(factor, every) ** 2 if every else None
+
+
+_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
+
+
+def _temperature(factor: float, weight: float) -> float:
+  return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def config(model, model_type: str | None) -> dict:
+  variant, design, dims, experts = model.variant, model.variant.design, model.variant.dims, model.variant.design.experts
+  if design.latent is None or not experts or not experts.shared:
+    raise UserError(f"design.latent is {design.latent!r} with {experts!r}; this type has both, and a shared expert")
+  usual = deepseek.routing(**{ours: getattr(experts, ours) for ours in EXPERTS})
+  free = dict(bias_rate=experts.bias_rate, balance_loss=experts.balance_loss)
+  causal.refuse_others(
+    model,
+    square=False,
+    mlp=False,
+    norm="rmsnorm",
+    norm_epsilon=1e-6,
+    biases=[(), ("qkv", "out")] if Latent(**design.latent).query_rank else [()],
+    activation=list(causal.GATED.values()),
+    attention_scale=[design.attention_scale],
+    latent=[design.latent],
+    dense_layers=[design.dense_layers],
+    experts=[dataclasses.replace(usual, **free)],
+    experts_every=1,
+    tied=[True, False],
+  )
+  position = causal.position_of(model, "rope", "theta", "interleaved", *causal.SCALINGS)
+  sizes = {theirs: getattr(Latent(**design.latent), ours) for ours, theirs in LATENT.items()}
+  return {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": variant.vocab_size,
+    "hidden_size": dims.embed,
+    "intermediate_size": dims.mlp,
+    "num_hidden_layers": dims.layers,
+    "num_attention_heads": dims.heads,
+    "num_key_value_heads": dims.heads,
+    "hidden_act": causal.name_of(causal.GATED, design.activation),
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": causal.rope_config(position, **_mscale(design, dims.head_dim, position)),
+    "rope_interleave": bool(position.get("interleaved")),
+    "attention_bias": bool(design.biases),
+    "tie_word_embeddings": design.tied,
+    **sizes,
+    "qk_nope_head_dim": dims.head_dim - sizes["qk_rope_head_dim"],
+    **{theirs: getattr(experts, ours) for ours, (theirs, _) in EXPERTS.items()},
+    "norm_topk_prob": experts.normalise is not False,
+    "first_k_dense_replace": design.dense_layers,
+    "num_nextn_predict_layers": model.mtp_depth,
+    **causal.ids_config(variant.tokens),
+  }
+
+
+def _mscale(design, head_dim: int, position: dict) -> dict[str, float]:
+  """Return the fields of `rope_parameters` that say the factor of the logits."""
+  if design.attention_scale in (None, head_dim**-0.5):
+    return {}
+  factor = (position.get("yarn") or {}).get("factor", 1.0)
+  extra = (design.attention_scale * head_dim**0.5) ** 0.5 - 1.0
+  if factor <= 1 or extra <= 0:
+    raise UserError(f"design.attention_scale is {design.attention_scale!r}; this type supports others only with YaRN")
+  return {"mscale_all_dim": extra / (0.1 * math.log(factor))}
+
+
+def tensors(m: Mapping) -> None:
+  variant = m.model.variant
+  dims, dense = variant.dims, variant.design.dense_layers
+  m.copy("model.embed_tokens.weight", "embed/table")
+  if variant.design.tied:
+    m.copies["lm_head.weight"] = "model.embed_tokens.weight"
+  else:
+    m.transposed("lm_head.weight", "head/kernel")
+  m.ignored = ("rotary_emb.inv_freq",)
+  rest = "decoder/rest" if dense else "decoder"
+  m.norm("model.norm", f"{rest}/final_norm")
+  for layer in range(dims.layers):
+    first = layer < dense
+    _layer(m, f"model.layers.{layer}", "decoder/first" if first else rest, layer if first else layer - dense, first)
+  if m.model.mtp_depth:
+    theirs = f"model.layers.{dims.layers}"
+    m.copies[f"{theirs}.embed_tokens.weight"] = "model.embed_tokens.weight"
+    m.copies[f"{theirs}.shared_head.head.weight"] = (
+      "model.embed_tokens.weight" if variant.design.tied else "lm_head.weight"
+    )
+    m.norm(f"{theirs}.enorm", "mtp/embed_norm")
+    m.norm(f"{theirs}.hnorm", "mtp/state_norm")
+    m.linear(f"{theirs}.eh_proj", "mtp/project")
+    m.norm(f"{theirs}.shared_head.norm", "mtp/stack/final_norm")
+    _layer(m, theirs, "mtp/stack", 0, dense=False)
+
+
+def _layer(m: Mapping, theirs: str, stack: str, at: int, dense: bool) -> None:
+  attention, heads = f"{stack}/blocks/self_attention", m.model.variant.dims.heads
+  m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
+  low = f"{attention}/layer/query_down/kernel" in m.names
+  linears = {"kv_a_proj_with_mqa": "down", "o_proj": "out", "q_b_proj" if low else "q_proj": "query"}
+  for their_name, name in (linears | ({"q_a_proj": "query_down"} if low else {})).items():
+    m.linear(f"{theirs}.self_attn.{their_name}", f"{attention}/layer/{name}", at)
+  m.norm(f"{theirs}.self_attn.kv_a_layernorm", f"{attention}/layer/norm", at)
+  if low:
+    m.norm(f"{theirs}.self_attn.q_a_layernorm", f"{attention}/layer/query_norm", at)
+  value = Latent(**m.model.variant.design.latent).value
+
+  def split(x):
+    x_NHR = x.reshape(heads, -1, x.shape[-1])
+    return [part.reshape(-1, x.shape[-1]).T for part in (x_NHR[:, :-value], x_NHR[:, -value:])]
+
+  def join(xs):
+    return np.concatenate([x.T.reshape(heads, -1, x.shape[0]) for x in xs], axis=1).reshape(-1, xs[0].shape[0])
+
+  names = [f"{attention}/layer/{name}/kernel" for name in ("key", "value")]
+  m.fused(f"{theirs}.self_attn.kv_b_proj.weight", names, at, split=split, join=join)
+  mlp = f"{stack}/blocks/{'mlp' if dense else 'moe'}"
+  m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/in_norm", at)
+  if dense:
+    return _gated(m, f"{theirs}.mlp", f"{mlp}/layer", at)
+  m.transposed(f"{theirs}.mlp.gate.weight", f"{mlp}/layer/router/kernel", at)
+  m.copy(f"{theirs}.mlp.gate.e_score_correction_bias", f"{mlp}/layer/router/balance", at)
+  _gated(m, f"{theirs}.mlp.shared_experts", f"{mlp}/layer/shared", at)
+  for expert in range(m.model.variant.design.experts.experts):
+    for their_name, name in _GATED.items():
+      m.transposed(f"{theirs}.mlp.experts.{expert}.{their_name}.weight", f"{mlp}/layer/{name}", at, expert)
+
+
+_GATED = {"gate_proj": "gate", "up_proj": "wi", "down_proj": "wo"}
+
+
+def _gated(m: Mapping, theirs: str, ours: str, at: int) -> None:
+  for their_name, name in _GATED.items():
+    m.linear(f"{theirs}.{their_name}", f"{ours}/{name}", at)
