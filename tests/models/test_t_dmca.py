@@ -1,4 +1,4 @@
-"""Layers of several cores in turn, as in the decoder of Liu et al. 2018; test_families.py has their other properties."""
+"""Layers of several cores in turn, as in Liu et al. 2018; test_families.py has their other properties."""
 
 import dataclasses
 
