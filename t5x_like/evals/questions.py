@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
+from t5x_like import slots
 from t5x_like.evals import Result, Setting
-from t5x_like.inference import questions
 from t5x_like.rows import Runner
 from t5x_like.slots import Count, Positive
 
@@ -53,6 +53,7 @@ class Evaluator:
     max_new_tokens: Positive = 64,
     max_examples: Positive | None = None,
   ):
+    questions = slots.module("questions", "t5x_like.inference")
     found = questions.files(files)
     self._beat, self._files = setting.beat, {name: questions.read(path) for name, path in found.items()}
     task, self._run = setting.task, Runner(setting.model, setting.rules, {}, setting.batch_size)
@@ -60,11 +61,12 @@ class Evaluator:
     features = {name: list(one.shape[-1:]) for name, one in task.features.items()}
     ends = tuple({vocabulary.eos_id, *task.ends})
     options = questions.Options(shots, seed, max_examples, stride, max_new_tokens)
+    self._metrics = questions.METRICS
     self._ask = questions.Asker(_Opened(setting.model, vocabulary, features, ends, self._run), options)
 
   def names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write."""
-    return tuple(f"{name}/{metric}" for name, file in self._files.items() for metric in questions.METRICS[file.kind])
+    return tuple(f"{name}/{metric}" for name, file in self._files.items() for metric in self._metrics[file.kind])
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     metrics = {}

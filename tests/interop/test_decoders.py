@@ -12,7 +12,8 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import tiny
-from interop.published_decoders import PUBLISHED, SCALED
+from interop import published_decoders, published_experts
+from interop.published_decoders import SCALED
 from interop.test_golden import write
 from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
@@ -21,6 +22,9 @@ from t5x_like.interop.fields import Fields
 from t5x_like.models import command_r, falcon, gpt, llama, mpt, neox, opt, palm, xglm
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
+
+
+PUBLISHED = published_decoders.PUBLISHED | published_experts.PUBLISHED
 
 
 def built(values: dict):
