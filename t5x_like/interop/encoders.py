@@ -137,6 +137,7 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
     activation=list(ACTIVATIONS.values()),
     embed_scale=False,
     embed_norm=True,
+    logits_scale=False,
     core=[*EXACT],
   )
   only(model, **(usual | expected))

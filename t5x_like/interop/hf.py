@@ -306,7 +306,7 @@ def only(model, **expected) -> None:
   Raises:
     UserError: a field of the design has another value than `expected` allows; names it.
   """
-  expected = {"layer_scale": None, "logits_scale": False, "latent": None, "dense_layers": 0} | expected
+  expected = {"layer_scale": None, "latent": None, "dense_layers": 0} | expected
   with contextlib.suppress(AttributeError):
     for name, allowed in expected.items():
       value = getattr(model.variant.design, name)

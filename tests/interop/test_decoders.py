@@ -23,7 +23,6 @@ from t5x_like.models import command_r, falcon, gpt, llama, mpt, neox, opt, palm,
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
-
 PUBLISHED = published_decoders.PUBLISHED | published_experts.PUBLISHED
 
 

@@ -84,6 +84,7 @@ def config(model, model_type: str | None) -> dict:
     qk_norm=False,
     attention_scale=(3 * dims.head_dim) ** -0.5,
     softcap=None,
+    logits_scale=False,
     windows=(None,),
     experts=None,
     activation=list(encoders.ACTIVATIONS.values()),

@@ -83,6 +83,7 @@ def config(model, model_type: str | None) -> dict:
     qk_norm=False,
     attention_scale=None,
     softcap=None,
+    logits_scale=False,
     experts=None,
     embed_scale=False,
     embed_norm=True,

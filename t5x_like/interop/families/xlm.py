@@ -67,6 +67,7 @@ def config(model, model_type: str | None) -> dict:
     qk_norm=False,
     attention_scale=None,
     softcap=None,
+    logits_scale=False,
     windows=(None,),
     experts=None,
     activation=["gelu", "relu"],
