@@ -92,6 +92,17 @@ DESIGNS = {  # design, and the heads that share keys and values
     Design(position={"name": "alibi", "mpt": True}, experts=Experts(top_k=2), experts_every=2, activation="swiglu"),
     2,
   ),
+  "latent_dense_first_sigmoid": (
+    Design(
+      position={"name": "rope", "interleaved": True},
+      latent=dict(rank=6, query_rank=None, rope=2, value=3),
+      experts=Experts(experts=4, top_k=2, router="sigmoid", groups=2),
+      dense_layers=1,
+      activation="swiglu_clamped",
+      biases=("qkv", "out", "mlp"),
+    ),
+    4,
+  ),
   "shaw_post": (Design(norm_position="post", position={"name": "shaw", "clip": 3}, activation="relu"), 2),
   "shaw_keys_softcap": (Design(position={"name": "shaw", "clip": 2, "values": False}, softcap=4.0, qk_norm=True), 4),
   "relative_own_sandwich": (
