@@ -10,9 +10,9 @@ Read it from the bottom up; each line imports only from the lines above it:
   linear norm layer                   the matrix product, norms, the interface of every sublayer
   lora                                low-rank adapters, put on a model from outside
   positions/ image_positions/ cores/  position schemes and attention cores: one file each, found by name
-  attention feed_forward/             the sublayers; feed-forward kinds are found by name
-  quantization/                       products of 8-bit factors, put on blocks from outside
-  embed block stack pipeline          token embeddings, residual connections, identical blocks in one scan, its stages
+  attention latent_attention cosine   attention, with keys and values from one vector a token, with cosines as logits
+  feed_forward/ quantization/         feed-forward kinds, found by name; products of 8-bit factors, put on from outside
+  embed block stack stacks pipeline   token embeddings, residual connections, identical blocks in one scan, its stages
   evened shared_stack disentangled    stacks padded for devices, with shared parameters, with vectors of distances
   hidden_states lstm two_stream       the states of several layers, LSTMs, attention in two streams
   convolution mbconv                  convolutions, CoAtNet's blocks

@@ -90,6 +90,8 @@ class LatentAttention(Attention):
       raise UserError(f"{where}.rope: found {sizes.rope}, expected an even number below the head width {H}")
     if q_norm is not None or dims.kv_heads != N:
       raise UserError(f"{where}: found kv_heads, qk_norm or cosines, expected {N} key/value heads and none of these")
+    if core is not None and not core.exact and V != H:
+      raise UserError(f"{where}.value: found {V} with core {core.name!r}, expected the width of queries and keys, {H}")
     low, bias = sizes.query_rank, "qkv" in biases
     self.query_down = Linear((D, low), ("embed", None), init, rngs, bias=bias) if low else None
     self.query_norm = make_norm(low, rngs) if low else None

@@ -26,7 +26,7 @@ from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
 
-_TO_TOTAL = ("linear", "cosine")  # schedules that end with the run by default
+_TO_TOTAL = ("linear", "cosine", "warmup_stable_decay")  # schedules that end with the run by default
 _SLOTS = {
   "objective": Slot(t5x_like.objectives, "Objective"),
   "optimizer": Slot(OPTIMIZERS, given=("schedule",), also=(config_lib.OptimizerMemory,)),

@@ -7,6 +7,7 @@ the forward pass, 2.5 times as many in the backward pass. Memory: O(T + S).
 import jax
 import jax.numpy as jnp
 
+from t5x_like.nn.cores._blocks import padded
 from t5x_like.nn.cores._devices import PerDevice
 from t5x_like.parallel.constrain import platform
 
@@ -37,9 +38,8 @@ class CuDnn(PerDevice):
     if (mask.causal or mask.window is not None) and not (mask.aligned and softmax.places.whole):
       raise self.refusal("causality or windows over explicit positions or queries split over devices")
     window = None if mask.window is None else (mask.window - 1, 0)
-    return jax.nn.dot_product_attention(
-      q, k, v, scale=1.0, is_causal=mask.causal, local_window_size=window, implementation="cudnn"
-    )
+    options = dict(scale=1.0, is_causal=mask.causal, local_window_size=window, implementation="cudnn")
+    return jax.nn.dot_product_attention(q, k, padded(v, q.shape[-1], 3), **options)[..., : v.shape[-1]]
 
 
 make = CuDnn

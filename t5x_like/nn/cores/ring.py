@@ -60,7 +60,7 @@ class Ring(Chunked):
       mask = dataclasses.replace(mask, **fields)
     grid, arguments = blockwise.problem(q, k, v, mask, softmax, self.query_chunk, self.key_chunk)
     out = _attend(grid, over, *arguments)
-    out = out.reshape(q.shape[0], -1, *q.shape[2:])[:, : q.shape[1]]
+    out = out.reshape(q.shape[0], -1, q.shape[2], v.shape[-1])[:, : q.shape[1]]
     return _zigzag(over, out, back=True) if zigzag else out
 
 

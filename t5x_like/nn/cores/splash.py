@@ -55,7 +55,7 @@ class Splash(PerDevice):
 
     def laid_out(x_BLNH, length):
       """Transpose and pad to [B, N, length, width]."""
-      return padded(padded(x_BLNH.swapaxes(1, 2), length, 2), _width(H), 3)
+      return padded(padded(x_BLNH.swapaxes(1, 2), length, 2), _width(x_BLNH.shape[-1]), 3)
 
     segments = _segments(mask, B, T, S, rows, columns)
     if segments is not None:
@@ -66,7 +66,7 @@ class Splash(PerDevice):
     flops = 4 * B * N * lanes * _computed(kernel, rows * columns, t * s)
     with jax.named_scope(f"{FLOPS}{flops}"):
       out = jax.vmap(kernel)(laid_out(q, rows), laid_out(k, columns), laid_out(v, columns), segments)
-    return out[:, :, :T, :H].swapaxes(1, 2)
+    return out[:, :, :T, : v.shape[-1]].swapaxes(1, 2)
 
 
 def _width(head: int) -> int:

@@ -53,6 +53,15 @@ def test_chunked_equals_dense(kind, aligned, bias, softcap, kv_heads):
   cases.assert_equals_dense(core, mask, args, softcap=softcap)
 
 
+@pytest.mark.parametrize("name", ["chunked", "splash", later("ring")])
+def test_values_may_be_narrower_than_keys(name):
+  """As those of latent attention are; a core that pads them cuts the result."""
+  q, k, v = cases.qkv(K=4)
+  args, mask = (q, k, v[..., :5], None, None), dataclasses.replace(cases.mask("packed_causal"), aligned=True)
+  mask = dataclasses.replace(mask, k_valid=None)
+  cases.assert_equals_dense(cases.make(name), mask, args)
+
+
 def test_a_query_that_sees_nothing_gets_zeros():
   q, k, v = cases.qkv()
   mask = Mask(positions(37), positions(37) + 9, causal=True)
