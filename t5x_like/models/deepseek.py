@@ -1,4 +1,4 @@
-"""DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437), section 4.2 and table of its config.
+"""DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437), in the sizes of section 4.2.
 
 Pre-norm with RMSNorm, SwiGLU, no biases, an untied output. Attention is by latents; 64 of a head's 192 channels rotate,
 in pairs of neighbours, with base 1e4. All layers but the first three have experts: one that every token uses, and 8 of
