@@ -3,16 +3,18 @@
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from t5x_like import rewards
 from t5x_like.data import features, loader
 from t5x_like.data import task as tasks
+from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.objectives import flat
 from t5x_like.objectives._rollouts import log_probabilities
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.rollouts import answering
+from t5x_like.training.rollouts import answering, compiled
 from tests.models.families import Case, model, shrunk
 
 B, K, N, EOS = 4, 3, 6, 1
@@ -91,3 +93,21 @@ def test_rows_of_prompts(architecture, tmp_path):
       assert batch["decoder_input_tokens"][row, 1, 0] == vocabulary.decoder_start_id
     assert rewards.unpacked(batch["fields"][row : row + 1]) == [{"sum": example["record"]["sum"]}]
   assert not batch["decoder_loss_weights"].any()
+
+
+def test_prompts_mix_if_their_lengths_agree(tmp_path):
+  def mixed(**changes):
+    shared = dict(name="prompts", source="sums:9", cache=str(tmp_path), prompt_length=8, new_tokens=3, completions=2)
+    sums = dict(prompt="{a}+{b}=", fields=["sum"], fields_length=32)
+    parts = {"sums": sums, "copies": dict(prompt="{a}", fields=["a", "b"], fields_length=48) | changes}
+    return tasks.build("mixture", "train", parts=parts, shared=shared, period=4)
+
+  built = mixed()
+  batch = next(loader.train_batches(built, batch_size=4, seed=0))
+  found = [tuple(record) for record in rewards.unpacked(batch["fields"])]
+  assert sorted(found) == [("a", "b"), ("a", "b"), ("sum",), ("sum",)]
+  for row, fields in enumerate(found):
+    asked = batch["decoder_input_tokens"][row, 1][batch["decoder_segment_ids"][row, 1] > 0]
+    assert ("+" in built.vocabulary.decode(asked.tolist()[1:])) == (fields == ("sum",))
+  with pytest.raises(UserError, match="config.task.parts.sums: found another length of .* expected the same"):
+    compiled(ConfigDict({"evals": {}}), None, mixed(new_tokens=4))
