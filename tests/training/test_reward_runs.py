@@ -1,5 +1,6 @@
 """Runs that learn from rewards, through the command: stopped in the middle of a rollout, evaluated, refused."""
 
+import contextlib
 import json
 
 import pytest
@@ -11,7 +12,7 @@ from t5x_like.rewards import exact
 from tests.runs import alone, assert_same_bits
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def one_device():
   with alone():
     yield
@@ -31,7 +32,7 @@ def flags(folder, workdir, **changes):
   return [*start, *words, *steps]
 
 
-def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(tmp_path, compiled, capsys, monkeypatch):
+def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(one_device, tmp_path, compiled, capsys, monkeypatch):
   calls = []
 
   def reward(texts, examples):
@@ -66,6 +67,20 @@ def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(tmp_path, compile
     ({"objective": {"name": "grpo", "reward": "exakt"}}, "did you mean 'exact'"),
   ],
 )
-def test_recipes_that_cannot_be_are_one_line(changes, words, tmp_path, compiled, capsys):
+def test_recipes_that_cannot_be_are_one_line(changes, words, one_device, tmp_path, compiled, capsys):
   assert train.main(flags(tmp_path, tmp_path / "run", **changes)) == 2
   assert words in capsys.readouterr().err
+
+
+@pytest.mark.more
+def test_eight_devices_learn_as_one(tmp_path, compiled, capsys, monkeypatch):
+  monkeypatch.setattr(exact, "reward", lambda texts, _: [sum(letter < "A" for letter in text) / 4 for text in texts])
+  found = []
+  for devices in (1, 8):
+    with alone() if devices == 1 else contextlib.nullcontext():
+      run = tmp_path / str(devices)
+      assert train.main(flags(tmp_path, run)) == 0, capsys.readouterr().err
+    found.append([row for row in read_metrics(run) if "train/reward" in row])
+  for one, eight in zip(*found, strict=True):
+    assert all(one[name] == eight[name] for name in ("train/reward", "train/completion_length"))
+    assert one["train/kl"] == pytest.approx(eight["train/kl"], rel=1e-3)
