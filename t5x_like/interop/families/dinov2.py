@@ -56,6 +56,8 @@ def config(model, model_type: str | None) -> dict:
   if variant.class_tokens != 1 or scale is None:
     found = f"class_tokens is {variant.class_tokens}, design.layer_scale {scale}"
     raise UserError(f"{found}; {model_type} has 1 and a number")
+  if not isinstance(variant.resolution, int):
+    raise UserError(f"config.model.resolution: found {variant.resolution}; {model_type} has positions of a square")
   fields |= images.config(model, model_type, layer_scale=scale, gated=gated)
   mlp = fields.pop("intermediate_size")
   ratio = next((n for n in range(1, 17) if mlp == (_gated(n * dims.embed) if gated else n * dims.embed)), None)

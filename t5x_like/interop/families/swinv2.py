@@ -1,9 +1,12 @@
 """Swin Transformers V2 that classify images."""
 
+from t5x_like.architectures.window_encoder import WindowVariant
+from t5x_like.errors import UserError
 from t5x_like.interop.families import swin
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import swin_v2
+from t5x_like.resolution import sides
 
 MODEL_TYPES = ("swinv2",)
 MODELS = (swin_v2.Model,)
@@ -14,10 +17,24 @@ def build(fields: Fields, names: set[str]):
   pretrained = tuple(fields.take("pretrained_window_sizes", ()))
   pretrained = pretrained if any(pretrained) else ()
   base = swin_v2.VARIANTS["swin-v2-t"]
-  return swin_v2.Model, {"variant": swin.variant(fields, base, BIASED, "Swinv2", pretrained_windows=pretrained)}
+  variant = swin.variant(fields, base, BIASED, "Swinv2", pretrained_windows=pretrained)
+  _check(variant)
+  return swin_v2.Model, {"variant": variant}
+
+
+def _check(variant: WindowVariant) -> None:
+  """Refuse images whose width, and not their height, limits the windows: the library looks at the height alone."""
+  for stage in range(len(variant.depths)):
+    rows = max(1, sides(variant.resolution)[0] // variant.patch >> stage)
+    if variant.window_of(stage) != ((variant.window, variant.window // 2) if variant.window < rows else (rows, 0)):
+      raise UserError(
+        f"config.model.resolution: found {variant.resolution}, whose width limits the windows of {variant.window} in"
+        f" stage {stage + 1}; the library's swinv2 takes them by the height; choose wider images"
+      )
 
 
 def config(model, model_type: str | None) -> dict:
+  _check(model.variant)
   design = dict(norm_position="res_post", attention_scale="cosine", position="log_cpb")
   pretrained = model.variant.pretrained_windows or [0] * len(model.variant.depths)
   return swin.common(model, "swinv2", BIASED, "Swinv2", **design) | {"pretrained_window_sizes": list(pretrained)}
