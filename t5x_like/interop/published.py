@@ -11,7 +11,7 @@ from t5x_like import vocabularies
 from t5x_like.data import features
 from t5x_like.errors import UserError
 from t5x_like.files.places import place
-from t5x_like.interop import hf, hub
+from t5x_like.interop import hf, hub, published_images
 from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.parallel.rules import Rules
 
@@ -27,7 +27,7 @@ class Published:
     identity: its facts in the form of a run's `config.json`. Beside the keys of a run, `directory` is its place on this
       machine, and `ends` has the ids that end a text. Features are those of pretraining, as long as the model reads.
     model: abstract, its layers one by one on CPU.
-    vocabulary: its tokenizer.
+    vocabulary: its tokenizer, or the names of its classes.
   """
 
   identity: dict[str, Any]
@@ -45,18 +45,15 @@ def find(path: str, flag: str) -> Published | None:
   Args:
     flag: the flag or key that gave the path, for messages.
   Raises:
-    UserError: the Hub does not give the model; it is one of images; there is no tokenizer, or it is another model's; or
-      as `hf.load`.
+    UserError: the Hub does not give the model; there is no tokenizer, or it is another model's; of a model of images,
+      see `published_images`; or as `hf.load`.
   """
   directory = hub.directory(path, flag)
   if not (place(directory) / "config.json").is_file():
     return None
   model = hf.abstract(directory, layers="loop" if jax.default_backend() == "cpu" else "scan")
-  if not hasattr(model.variant, "vocab_size"):
-    raise UserError(
-      f"{flag}: {path} is a published model of images, which are prepared as its training says; make a workdir of it"
-      " with python -m tools.convert_hf and a recipe of its family"
-    )
+  if "image" in model.NEEDS:
+    return _of_images(path, directory, model, flag)
   if not vocabularies.has_tokenizer(place(directory)):
     raise UserError(
       f"{flag}: found no tokenizer beside the model in {path}, expected tokenizer.json or its like; copy it there"
@@ -80,6 +77,31 @@ def find(path: str, flag: str) -> Published | None:
     "tuning": {},
     "directory": directory,
     "ends": sorted(i for i in ends if i < size),
+  }
+  return Published(identity, model, vocabulary)
+
+
+def _of_images(path: str, directory: str, model, flag: str) -> Published:
+  if flag.startswith("config.teacher") or "text_input_tokens" in model.NEEDS:
+    raise UserError(
+      f"{flag}: {path} is a published model of images, whose classes are numbered as its training says; make a workdir"
+      " of it with python -m tools.convert_hf and a recipe of its family"
+    )
+  variant, values = model.variant, json.loads(model.origin.config)
+  head = getattr(variant, "head", None)
+  labels = head.get("labels", 0) if isinstance(head, dict) else getattr(variant, "labels", 0)
+  vocabulary = published_images.classes(values, labels)
+  task = published_images.task_of(variant, values, directory, flag)
+  described = published_images.features_of(variant, task)
+  own = {"head": head} if head else {"labels": variant.labels, "queries": variant.queries}
+  identity = {
+    "model": published_images.open_head({"name": _name(type(model)), "variant": _plain(variant)} | own),
+    "fingerprints": {"vocabulary": vocabulary.fingerprint},
+    "features": {name: list(one.shape) for name, one in described.items()},
+    "task": task,
+    "tuning": {},
+    "directory": directory,
+    "ends": [],
   }
   return Published(identity, model, vocabulary)
 

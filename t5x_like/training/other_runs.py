@@ -50,12 +50,14 @@ FIXED = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
 _TRAINING = """
   core quantization init_stddev residual_init embed_init mlp_dropout shared_dropout attention_dropout
 """.split()
-_NEW = ("head/", "scores/")
+_NEW = ("head/", "scores/", "classes/")
 _BACKBONE = "backbone/"
 _LENT = "backbone/encoder/"  # another run's image encoder
 _OFF = ("dropout", "drop_path")  # of a teacher
 # Keys of config.model that a run with `init` keeps; the others come from the run it starts from.
-_KEPT = "head scores dropout drop_path drop_path_rates resolution window pretrained_windows dtype layers remat".split()
+_KEPT = """
+  head scores labels dropout drop_path drop_path_rates resolution window pretrained_windows dtype layers remat
+""".split()
 
 
 def with_model(config: ConfigDict, model: dict[str, Any], where: str) -> ConfigDict:
@@ -131,7 +133,8 @@ def _backbone(directory: str, saved: dict[str, Any], config: ConfigDict) -> dict
   Raises:
     UserError: the other model is no image encoder.
   """
-  model, _ = model_of(config_lib.restored(saved, [], f"{directory}/{workdirs.FILE}"))
+  _, published = trained.opened(directory, _INIT)
+  model = published.model if published else model_of(config_lib.restored(saved, [], f"{directory}/{workdirs.FILE}"))[0]
   variant, own = getattr(model, "variant", None), config.model.get("backbone")
   if isinstance(model, ConvEncoder):
     spec = variant.backbone if isinstance(variant.backbone, dict) else {"name": variant.backbone}
@@ -205,10 +208,8 @@ def check(config: ConfigDict, vocabulary, workdir: str) -> None:
 
 def _check_start(config: ConfigDict, vocabulary) -> None:
   """Refuse data of another vocabulary than the run of `config.init` has; classes of images may differ."""
-  if config.init and ("resolution" not in config.model or "vocab_size" in config.model):
+  if config.init and "vocab_size" in config.model:
     saved = trained.identity_of(config.init.workdir, _INIT)  # its vocabulary is needed
-    if _lends(saved["model"], config.model):
-      return
     workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "the data's")
 
 
