@@ -79,3 +79,39 @@ def test_a_run_of_cut_batches_has_the_losses_of_whole_ones_and_resumes(tmp_path,
   for steps in (2, 4):
     parts = go("parts", steps, *noisy)
   assert losses(parts) == losses(unbroken) and prints(parts, 4) == prints(unbroken, 4)
+
+
+def test_images_keep_every_pixel_and_lose_padding():
+  features = {"image": buckets.Feature((100, 100, 3), "float32"), "boxes": buckets.Feature((4, 4), "float32")}
+  kind = buckets.Images(features, 4)
+  for largest, shape in (((20, 70), (32, 96)), ((100, 33), (100, 64)), ((32, 97), (32, 100))):
+    sizes = np.array([largest, (largest[0], 5), (3, largest[1])])
+    image = np.zeros((3, 100, 100, 3), np.float32)
+    for row, (y, x) in enumerate(sizes):
+      image[row, :y, :x] = 1.0
+    found = kind.cut({"image": image, "image_size": sizes, "boxes": np.ones((3, 4, 4))})
+    assert kind.shape(found) == shape and found["image"].sum() == image.sum()
+    assert kind.of(shape) == features | {"image": buckets.Feature((*shape, 3), "float32")}
+
+
+@pytest.mark.more
+@pytest.mark.usefixtures("compiled", "one_device")
+def test_a_detector_learns_from_cut_images_and_resumes(tmp_path, capsys):
+  backbone = {"name": "resnet", "stem": 8, "widths": [16], "depths": [1]}
+  flags = ["--config=configs/detr/base.py:debug", f"--config.model.backbone={json.dumps(backbone)}"]
+  flags += ["--config.model.queries=12", "--config.model.dropout=0.1", "--config.task.boxes=6", "--config.evals={}"]
+  flags += ["--config.task.resolution=96", '--config.task.augmentations=["flip"]', f"--config.task.cache={tmp_path}"]
+  flags += ["--config.checkpoint.every=2", "--config.peak_flops=1e11", "--config.tuning.name=all"]
+
+  def run(name: str, *more: str) -> str:
+    assert train.main([*flags, f"--workdir={tmp_path}/{name}", *more]) == 0
+    return capsys.readouterr().out
+
+  told = run("whole", "--config.total_steps=4", "--config.task.buckets=3")
+  assert "the first batch of images of 64 x 64 pixels" in told
+  run("resumed", "--config.total_steps=2", "--config.task.buckets=3")
+  run("resumed", "--config.total_steps=4", "--config.task.buckets=3")
+  assert prints(tmp_path / "resumed", 4) == prints(tmp_path / "whole", 4)
+  group = f"--config.model.backbone={json.dumps(backbone | {'norm': 'group'})}"
+  told = run("group", "--config.total_steps=1", "--config.task.buckets=3", group)
+  assert "in the backbone ResNet, cells far from the padding depend on it; batches are not cut" in told

@@ -97,6 +97,7 @@ class ConvNeXt(nnx.Module):
       for n, (width, _) in enumerate(zip(widths, depths, strict=True))
     ]
     self.stages, self.width, self.stride = nnx.List(stages), widths[-1], patch << len(pairs)
+    self.local = True
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
     x_BYXC, number = self.norm(self.patches(image_BYXC)), 0

@@ -86,6 +86,7 @@ class ResNet(nnx.Module):
     norm: Literal["frozen_batch", "group"] = "frozen_batch",
     last_stage: Literal["strided", "dilated"] = "strided",
   ):
+    self.local = norm == "frozen_batch"
     options = dict(bottleneck=block == "bottleneck", dilated=last_stage == "dilated")
     self.build(partial(Unit, NORMS[norm]), rngs, channels, stem, widths, depths, **options)
 

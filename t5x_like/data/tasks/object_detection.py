@@ -52,6 +52,7 @@ def task(
   boxes: Positive = 100,
   augmentations: tuple = ("flip", "crop", "resize"),
   classes: tuple[str, ...] = (),
+  buckets: Positive = 1,
   mean: tuple[float, ...] = pictures.IMAGENET_MEAN,
   std: tuple[float, ...] = pictures.IMAGENET_STD,
   image_field: str = "image",
@@ -68,6 +69,8 @@ def task(
     augmentations: of training images, in order: modules of `data/box_augmentations`, names or {"name": …} with
       arguments. Images that are too large afterwards are resized to fit.
     classes: the names of the classes, in the order of their numbers; by default the source's.
+    buckets: the most heights, and the most widths, to which the padding of training batches is cut, see
+      `training/buckets.py`; 1 leaves it.
     mean, std: mean and deviation for normalising pixels in 0 to 1; by default ImageNet's.
     image_field, objects_field: fields of the source.
     images: see `Source`; the source is `voc:`, `coco:`, `boxes:`, `tfds:` or `digit_scenes`.
@@ -135,5 +138,6 @@ def task(
     numbering=store.fingerprint,
     classes=classes,
     boxes=known,
+    buckets=buckets,
     evaluated=evaluated,
   )
