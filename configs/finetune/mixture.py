@@ -5,7 +5,7 @@
 
 The argument is a suite, or `all` for GLUE, SuperGLUE and SQuAD together. Tasks are drawn in proportion to their
 examples, of which at most `task.maximum` count (the paper's K). Their rates are raised to 1 / `task.temperature` (its
-T): 1 is proportional, the paper's mixture for fine-tuning. Table 11 compares K from 2^16 to 2^21, and T of 2, 4 and 8.
+T): 1 is proportional, the paper's mixture for fine-tuning. `configs/t5/multitask.py` adds unlabelled text (table 11).
 The examples are T5's: of ReCoRD one for each answer, of WSC those whose referent is right. WNLI is left out, as in T5.
 Every task is evaluated by its own metrics (`--evals=NAME`). Data are TensorFlow datasets, prepared in the directory
 that TFDS_DATA_DIR names. Not run at full size here.

@@ -218,6 +218,20 @@ def test_parts_that_do_not_go_together_are_refused(root):
       build({"a": one, "b": other})
 
 
+def test_unlabelled_text_mixes_with_labelled_examples_up_to_the_limit(root, tmp_path):
+  """As in T5's multi-task pretraining: of 28 windows 20 count, as many as there are records."""
+  (tmp_path / "pairs.tsv").write_text("q\ta\n" + "".join(f"{i}\tyes\n" for i in range(20)))
+  pairs = {"source": f"tsv:{tmp_path}/pairs.tsv", "inputs": "{q}", "targets": "{a}", "vocabulary": "bytes"}
+  pairs |= {"packed": False, "targets_length": 16, "cache": str(tmp_path)}
+  parts = {"unlabelled": denoising(root, "bytes", "replace_spans"), "pairs": pairs}
+  shared = {"name": "text_to_text", "inputs_length": 32}
+  made = build(parts, shared=shared, rates="temperature", maximum=20, period=40)
+  batch = next(loader.train_batches(made, batch_size=40, seed=0))
+  yes = ByteVocabulary().encode("yes")
+  assert (batch["decoder_target_tokens"][:, :3] == yes).all(1).sum() == 20
+  assert batch["encoder_input_tokens"].shape == (40, 32)
+
+
 def test_a_nested_mixture_shares_out_its_rate_and_counts_the_examples_of_its_parts(root):
   a, b, c = causal(root, "a"), causal(root, "b"), causal(root, "c")  # 21, 10 and 6 windows
   inner = {"name": "mixture", "parts": {"b": b, "c": c}, "rates": {"b": 3, "c": 1}, "period": 8}

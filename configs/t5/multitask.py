@@ -1,0 +1,45 @@
+"""T5, pretrained on unlabelled text and on the tasks of GLUE, SuperGLUE and SQuAD at once (Raffel et al. 2020).
+
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
+  python -m t5x_like.train --config=configs/t5/multitask.py --workdir=runs/t5_multitask
+
+The published models of version 1.0 were pretrained so (section 3.7): span corruption as one task among the others, all
+drawn in proportion to their examples. Of the unlabelled text 710,000 examples count for `:small`, 2,620,000 for base,
+8,660,000 for `:large`, 33,500,000 for `:xl` and 133,000,000 for `:xxl`, the only task that `task.maximum` bounds. The
+paper's mixture also has summaries and translations. It trains 1,000,000 steps of 2,048 sequences; batches of 128 here.
+
+`:baseline` is that of section 3.5, denoising without spans, and trains 2^19 + 2^18 steps from scratch. Expected on GLUE
+(table 11) with `--config.task.maximum=2**K`: 80.45 with K = 16, 81.56 with 17, 81.67 with 18, 81.42 with 19, 80.80 with
+20, 79.83 with 21; of temperature 2, 4 and 8 with 21: 81.90, 80.56, 77.21. Every task is evaluated by its own metrics.
+Data are TensorFlow datasets, prepared in the directory that TFDS_DATA_DIR names. Not run at full size here.
+"""
+
+from typing import Literal
+
+from configs.finetune import mixture
+from configs.t5 import architectures, base
+
+_UNLABELLED = {"small": 710_000, "base": 2_620_000, "large": 8_660_000, "xl": 33_500_000, "xxl": 133_000_000}
+LAPTOP = {"task.parts.unlabelled.inputs_length": 128, "evals": {"loss": {"max_examples": 64}}}
+
+
+def get_config(size: Literal[tuple(_UNLABELLED)] = "base", baseline: bool = False):
+  config = base.get_config(size, v1_0=True)
+  if baseline:
+    config.task, config.total_steps = architectures.get_config().task, 2**19 + 2**18
+  tasks = mixture.get_config("all")
+  own = {"vocabulary": "data/c4_en/vocabulary", "targets_length": 114, "too_long": "truncate", "packed": False}
+  parts = {label: own | part for label, part in tasks.task.parts.to_dict().items()}
+  unlabelled = config.task.to_dict()
+  config.evals = {"unlabelled": {"name": "loss", "task": unlabelled, "split": "validation", "max_examples": 16_384}}
+  config.evals.update({label: entry | {"task": entry["task"] | own} for label, entry in tasks.evals.to_dict().items()})
+  config.task = {
+    "name": "mixture",
+    "shared": {"name": "text_to_text", "inputs_length": 512},
+    "parts": {"unlabelled": unlabelled} | parts,
+    "rates": "temperature",
+    "temperature": 1.0,
+    "maximum": 2**19 if baseline else _UNLABELLED[size],
+  }
+  config.eval_split, config.eval_every = "train", 5_000  # the tasks name their own splits
+  return config
