@@ -38,6 +38,7 @@ def prepare() -> None:
   logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   jax.config.update("jax_threefry_partitionable", True)
+  jax.config.update("jax_cpu_enable_async_dispatch", False)  # so that `kept_memory` acts; two steps would share cores
   _skip_tpus_that_are_not_there()
   distributed.initialize()
 

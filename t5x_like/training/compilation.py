@@ -84,9 +84,12 @@ def lower_step(config: "ConfigDict", parts: "Parts", batch: dict[str, jax.ShapeD
 
 def compiled_step(lowered: jax.stages.Lowered, device: jax.Device, **more) -> tuple[jax.stages.Compiled, dict]:
   """Return (a compiled train step, the chip's options of the compiler); `more` are further ones, for TPUs."""
-  if device.platform != "tpu":
-    return lowered.compile(), {}
-  return slots.module("tpu_options", "t5x_like.training").compiled(lowered, device.device_kind, **more)
+  if device.platform == "tpu":
+    return slots.module("tpu_options", "t5x_like.training").compiled(lowered, device.device_kind, **more)
+  compiled = lowered.compile()
+  if device.platform == "cpu":
+    slots.module("kept_memory", "t5x_like.runtime").keep(compiled.memory_analysis().temp_size_in_bytes)
+  return compiled, {}
 
 
 def compile_step(config: "ConfigDict", parts: "Parts", batch: dict[str, jax.ShapeDtypeStruct]) -> tuple[Callable, Cost]:

@@ -59,6 +59,7 @@ def _compile(config, args: argparse.Namespace):
   import jax
 
   from t5x_like.planning import steps
+  from t5x_like.training import compilation
   from t5x_like.training.build import build
   from t5x_like.training.state import init_state
 
@@ -66,7 +67,7 @@ def _compile(config, args: argparse.Namespace):
   parts = build(config)
   step = steps.make("train", config, parts, task)
   start = time.perf_counter()
-  compiled = step.lower().compile()
+  compiled, _ = compilation.compiled_step(step.lower(), jax.devices()[0])
   seconds = time.perf_counter() - start
   batch = {name: timing.random_feature(name, x, config.model.vocab_size) for name, x in step.batch.items()}
   batch = jax.device_put(batch, {name: x.sharding for name, x in step.batch.items()})
