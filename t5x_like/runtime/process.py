@@ -38,9 +38,10 @@ def prepare() -> None:
   logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   jax.config.update("jax_threefry_partitionable", True)
-  jax.config.update("jax_cpu_enable_async_dispatch", False)  # so that `kept_memory` acts; two steps would share cores
   _skip_tpus_that_are_not_there()
   distributed.initialize()
+  # A CPU alone runs steps in this thread, where `kept_memory` acts; hosts of a job compare their time beside the steps.
+  jax.config.update("jax_cpu_enable_async_dispatch", jax.distributed.is_initialized())
 
 
 def build_task(slot: str, name: str | None, split: str, arguments: dict[str, Any]):

@@ -26,11 +26,14 @@ def main(args: argparse.Namespace) -> None:
     raise UserError("--steps, --saves: expected at least one save, and two steps for each")
   recipe = recipes.load(args.config, [*args.set, f"total_steps={args.steps + 5}", "log_every=1"])
 
+  import jax
+
   from t5x_like.runtime import process
   from t5x_like.training.resolve import resolve
   from t5x_like.training.run import opened
 
   process.prepare()
+  jax.config.update("jax_cpu_enable_async_dispatch", True)  # a step in this thread would count as the loop's time
   config = resolve(recipe)
   every = args.steps // args.saves
   print(
