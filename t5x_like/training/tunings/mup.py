@@ -21,7 +21,7 @@ from t5x_like.training.tunings import Named, Tuning
 
 _BASE = "config.tuning.base"
 _WIDTHS = ("embed", "heads", "kv_heads", "mlp")  # logical axes that grow with the model
-_OPTIMIZERS = ("adamw", "lion", "ademamix", "adafactor")  # whose updates have a size of their own
+_KNOWN = ("adamw", "lion", "ademamix", "adafactor")  # whose updates have a size of their own
 _TABLE, _OUTPUT = ("vocab", "embed"), ("embed", "vocab")
 
 
@@ -37,12 +37,13 @@ def make(*, base: Positive | str | dict, relative: bool | None = None) -> Tuning
   Args:
     base: the model whose hyperparameters hold: a width, at which heads and feed-forward width are in proportion; the
       name of a variant; or sizes that differ, such as {"embed": 128, "heads": 2, "kv_heads": 2, "mlp": 512}.
-    relative: whether updates are in proportion to a parameter's size, as Adafactor's may be; computed.
+    relative: whether updates are in proportion to a parameter's size, as Adafactor's may be; computed, and None for an
+      optimizer whose rates muP does not know.
   """
   return Tuning(
     resolved=lambda config: _resolved(config, base),
     adapt=lambda model, key, values: _adapted(model, values, base),
-    rates=lambda optimizer, named: _at_rates(optimizer, named, bool(relative)),
+    rates=lambda optimizer, named: _at_rates(optimizer, named, relative),
   )
 
 
@@ -50,13 +51,9 @@ def _resolved(config: ConfigDict, base: int | str | dict) -> ConfigDict:
   """Return the config with muP's factors in `model.design`.
 
   Raises:
-    UserError: the optimizer has no known rule, the design has other factors, or the run starts from weights that were
-      trained without them.
+    UserError: the design has other factors, or the run starts from weights that were trained without them.
   """
   optimizer, model = config.optimizer, config.model
-  if optimizer.name not in _OPTIMIZERS:
-    known = ", ".join(_OPTIMIZERS)
-    raise UserError(f"config.optimizer.name: found {optimizer.name!r}, expected one of {known} with tuning.name=mup")
   if "generator_size" in model and model.generator_size is None:
     raise UserError("config.model.generator_size: found None, expected a fraction that holds for all widths; set it")
   factors = _factors(model, base)
@@ -71,7 +68,7 @@ def _resolved(config: ConfigDict, base: int | str | dict) -> ConfigDict:
       )
   with config.unlocked(), model.unlocked(), model.ignore_type():
     model.design = ConfigDict(model.get("design", ConfigDict()).to_dict() | factors) if factors else model.get("design")
-    config.tuning.relative = optimizer.name == "adafactor" and bool(optimizer.multiply_by_parameter_scale)
+    config.tuning.relative = bool(optimizer.get("multiply_by_parameter_scale")) if optimizer.name in _KNOWN else None
   return config
 
 
@@ -156,8 +153,10 @@ def _growth(p, base, axis: int) -> float | None:
   return ratio if ratio != 1.0 or p.axes[axis] in _WIDTHS else None
 
 
-def _at_rates(optimizer, named: dict[str, Any], relative: bool) -> optax.GradientTransformation:
-  """Return the optimizer with muP's rates."""
+def _at_rates(optimizer, named: dict[str, Any], relative: bool | None) -> optax.GradientTransformation:
+  """Return the optimizer with muP's rates; raise UserError if it is none of those with a known rule."""
+  if relative is None:
+    raise UserError(f"config.optimizer.name: expected one of {', '.join(_KNOWN)}, whose rates muP knows")
   scales = {}
   for name, p in named.items():
     scales[name] = getattr(p, "rate", 1.0) / (getattr(p, "growth", 1.0) if relative else 1.0)

@@ -88,6 +88,12 @@ def test_rates_scale_the_step_but_not_the_decay():
     np.testing.assert_allclose(both - decay, -0.1 * rate, rtol=1e-4)
 
 
+def test_an_optimizer_without_a_rule_is_refused_for_training_alone():
+  config = resolved(128, "optimizer.name=lamb")  # as of a recipe to evaluate with
+  with pytest.raises(UserError, match="config.optimizer.name: expected one of adamw"):
+    steps(config, adamw(lambda step: 0.1), "embed/table", 1.0)
+
+
 def test_steps_in_proportion_to_parameters_need_the_root_alone():
   config = resolved(64, "optimizer.name=adafactor", recipe="configs/t5/base.py:debug")
   assert config.tuning.relative
@@ -101,7 +107,6 @@ def test_steps_in_proportion_to_parameters_need_the_root_alone():
 @pytest.mark.parametrize(
   ("flags", "says"),
   [
-    (["optimizer.name=lamb"], "config.optimizer.name: found 'lamb'"),
     (["model.design.logits_scale=2.0"], "config.model.design.logits_scale: found 2.0, but muP sets 0.5"),
     (["tuning.base=100"], "config.tuning.base: found the width 100, expected a multiple of 64"),
     (["tuning.base=llama"], "config.tuning.base: found 'llama'"),
