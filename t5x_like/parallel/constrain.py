@@ -28,12 +28,8 @@ class Layout(Protocol):
 
 
 _layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar("layout", default=None)
+current = _layout.get  # () -> the active layout, None on one device
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", default=None)
-
-
-def current() -> Layout | None:
-  """Return the active layout; None on one device."""
-  return _layout.get()
 
 
 def constrain(x: jax.Array, *axes: str | None, first: str | None = None) -> jax.Array:

@@ -55,11 +55,10 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     with config.model.ignore_type():
       config.model.vocab_size = table_size(task_vocabulary(config))
   resolved.model = model_slot("model", config.model, platform)
-  values = {name: slots.plain(config[name]) for name in _SLOTS}
-  if values["schedule"].get("name") in _TO_TOTAL:
-    values["schedule"] = {"total_steps": config.total_steps} | values["schedule"]
+  if config.schedule.get("name") in _TO_TOTAL:
+    config.schedule = ConfigDict({"total_steps": config.total_steps} | config.schedule.to_dict())
   for name, slot in _SLOTS.items():
-    resolved[name] = _as_saved(slot.complete(f"config.{name}", values[name]))
+    resolved[name] = _as_saved(slot.complete(f"config.{name}", config[name]))
   computed = {key: resolved.model[key] for key in ("dtype", "layers") if key in resolved.model}
   objective = slots.find("config.objective.name", resolved.objective.name, t5x_like.objectives, "Objective")
   if getattr(objective, "teacher", False):
