@@ -18,7 +18,7 @@ FLAGS = (
   "--config.checkpoint.keep_last=20",
   "--config.peak_flops=1e11",
 )
-RECIPES = {  # one of every objective, and of every way to make its examples
+RECIPES = {  # one of every objective, of every way to make its examples, and of cores and layers that keep a state
   "configs/bart/base.py": (),
   "configs/bert/base.py": ("--config.phases.short.until=7",),
   "configs/bert/base.py:static,whole_words": (),
@@ -36,10 +36,13 @@ RECIPES = {  # one of every objective, and of every way to make its examples
   "configs/finetune/preferences.py": (),
   "configs/finetune/reward.py": (),
   "configs/gpt/gpt2_124m.py": (),
+  "configs/gpt/lstm.py": (),
+  "configs/linformer/base.py": ("--config.model.design.core.share=layerwise",),
   "configs/llama/8b.py": (),
   "configs/mt5/base.py": (),
   "configs/roberta/base.py": (),
   "configs/switch/base.py": (),
+  "configs/t_dmca/base.py:moe_128": (),
   "configs/t5/architectures.py:language_model": (),
   "configs/t5/architectures.py:prefix_lm": (),
   "configs/t5/base.py": (),
@@ -50,6 +53,7 @@ RECIPES = {  # one of every objective, and of every way to make its examples
   "configs/vit/base.py": ('--config.task.mixing={"mixup": 0.8, "cutmix": 1.0}', "--config.model.drop_path=0.2"),
   "configs/vit/mae.py": (),
   "configs/vit/masked_patches.py": (),
+  "configs/xlm/tlm.py": (),
   "configs/xlnet/base.py": (),
   "configs/clip/base.py": ("--config.objective.chunks=2",),
   "configs/siglip/base.py": (),

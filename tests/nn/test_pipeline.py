@@ -36,9 +36,13 @@ def packed(side):
   return {f"{side}_input_tokens": tokens, f"{side}_segment_ids": segments, f"{side}_positions": pos}
 
 
+LINFORMER = {"name": "linformer", "k": 4, "length": LENGTH, "share": "layerwise", "sequences": 2}
+LAYERWISE = replace(next(iter(bert.VARIANTS.values())).design, core=LINFORMER)  # the stack's matrix is on every stage
+
 CASES = {  # family, design, features, arguments
   "decoder": (llama, llama.LLAMA2, packed("decoder"), {}),
   "encoder": (bert, next(iter(bert.VARIANTS.values())).design, packed("encoder"), {"remat": "full"}),
+  "layerwise": (bert, LAYERWISE, packed("encoder"), {}),
   "encoder_decoder": (t5_family, t5_family.V1_1, packed("encoder") | packed("decoder"), {"layers": "loop"}),
   "experts": (mixtral, replace(MIXTRAL, experts=replace(MIXTRAL.experts, balance_loss=0.5)), packed("decoder"), {}),
   "two_rounds": (

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import more
 from chances import assert_fits
 from t5x_like.errors import UserError
-from t5x_like.models import bert, electra
+from t5x_like.models import bert, deberta_rtd, electra, xlnet
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
-from t5x_like.objectives import denominator, mlm, span_boundary
+from t5x_like.objectives import denominator, mlm, permutation_lm, span_boundary
 from t5x_like.objectives import electra as electra_objective
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
@@ -24,9 +25,10 @@ from t5x_like.training.step import make_step
 from tests import tiny
 
 V, B, S = 64, 8, 12
-SIZE = dataclasses.replace(
-  bert.VARIANTS["bert-tiny"], dims=Dims(embed=16, heads=2, kv_heads=2, head_dim=8, mlp=32, layers=2), vocab_size=V
-)
+DIMS = Dims(embed=16, heads=2, kv_heads=2, head_dim=8, mlp=32, layers=2)
+SIZE = dataclasses.replace(bert.VARIANTS["bert-tiny"], dims=DIMS, vocab_size=V)
+DEBERTA = dataclasses.replace(deberta_rtd.VARIANTS["deberta-v3-tiny"], dims=DIMS, vocab_size=V)
+XLNET = dataclasses.replace(xlnet.VARIANTS["xlnet-tiny"], dims=DIMS, vocab_size=V)
 
 
 def batch(seed=0):
@@ -46,6 +48,7 @@ def batch(seed=0):
     "encoder_loss_weights": weights,
     "encoder_segment_ids": real.astype(np.int32),
     "encoder_token_types": generator.integers(0, 2, (B, S)).astype(np.int32),
+    "encoder_order": (np.cumsum(weights, axis=1) * (weights > 0)).astype(np.int32),
     "encoder_span_starts": starts,
     "encoder_span_ends": ends,
     "next_sentence_label": generator.integers(0, 2, B).astype(np.int32),
@@ -81,9 +84,15 @@ def test_mlm_with_next_sentences():
   assert float(sums["weights"]) == count
 
 
-def test_pairs_in_one_row_are_as_each_in_its_own():
+ALIKE = electra_objective.Objective(temperature=1e-4)  # near zero it samples alike in any order of rows
+OBJECTIVES = [(mlm.Objective(), bert, SIZE), (ALIKE, deberta_rtd, DEBERTA), (permutation_lm.Objective(), xlnet, XLNET)]
+NAMES = ["mlm", "replaced_tokens", "permutation"]
+
+
+@pytest.mark.parametrize(("objective", "family", "size"), more.beyond(1, OBJECTIVES), ids=NAMES)
+def test_pairs_in_one_row_are_as_each_in_its_own(objective, family, size):
   """Pairs of rows packed into one, with their own [CLS], segment and positions."""
-  model, data = tiny.model(SIZE, family=bert), batch()
+  model, data = tiny.model(size, family=family), batch()
   names = [name for name, x in data.items() if x.ndim == 2]
   packed = {name: np.zeros((B // 2, 2 * S), data[name].dtype) for name in names}
   packed["encoder_positions"] = np.zeros((B // 2, 2 * S), np.int32)
@@ -98,8 +107,9 @@ def test_pairs_in_one_row_are_as_each_in_its_own():
         packed[name][row, begin : begin + size] = x[:size]
       firsts[row, number], begin = begin, begin + size
   labels = np.pad(data["next_sentence_label"].reshape(-1, 2), ((0, 0), (0, 1)))
-  packed |= {"encoder_cls_positions": firsts, "next_sentence_label": labels}
-  objective = jax.jit(mlm.Objective())
+  if family is bert:
+    packed |= {"encoder_cls_positions": firsts, "next_sentence_label": labels}
+  objective = jax.jit(objective)
   (loss, sums), (expected, expected_sums) = objective(model, packed), objective(model, data)
   assert float(loss) == pytest.approx(float(expected), rel=1e-5)
   assert {n: float(x) for n, x in sums.items()} == pytest.approx(
@@ -213,14 +223,7 @@ def test_logits_at_masked_positions_alone_change_nothing(objective, family, size
 
 
 @pytest.mark.parametrize(
-  ("objective", "family", "size"),
-  [
-    (mlm.Objective(), bert, SIZE),
-    pytest.param(
-      electra_objective.Objective(temperature=1e-4), electra, ELECTRA, marks=pytest.mark.more
-    ),  # near zero it samples alike in any order of rows
-  ],
-  ids=["mlm", "electra"],
+  ("objective", "family", "size"), more.beyond(1, [*OBJECTIVES, (ALIKE, electra, ELECTRA)]), ids=[*NAMES, "electra"]
 )
 def test_parts_of_a_batch_and_devices_change_nothing(objective, family, size):
   make = tiny.maker(size, family=family)
@@ -242,9 +245,7 @@ def test_parts_of_a_batch_and_devices_change_nothing(objective, family, size):
 
 
 @pytest.mark.parametrize(
-  ("objective", "family", "size"),
-  [(mlm.Objective(), bert, SIZE), (electra_objective.Objective(temperature=1e-4), electra, ELECTRA)],
-  ids=["mlm", "electra"],
+  ("objective", "family", "size"), [(mlm.Objective(), bert, SIZE), (ALIKE, electra, ELECTRA)], ids=["mlm", "electra"]
 )
 def test_means_over_an_evaluation_set_do_not_depend_on_the_batch_size(objective, family, size):
   """The rows of a set differ in length and in predicted tokens; means of batches would depend on how they are cut."""
