@@ -23,19 +23,22 @@ _OPEN = (None, "auto")
 def counted(config: ConfigDict, classes: tuple[str, ...]) -> ConfigDict:
   """Return the config with the number of the data's classes, where it leaves the number of the model's open.
 
+  A teacher has as many classes as the student.
+
   Raises:
     UserError: `labels` is "auto", and the data have no classes.
   """
   key, models = _key(config), [values for values in (config.model, config.teacher.get("model")) if values]
-  still = [values for values in models if _labels(values, key) in _OPEN]
-  if not still or not classes:
+  still, own = [values for values in models if _labels(values, key) in _OPEN], _labels(config.model, key)
+  number = own if isinstance(own, int) and own else len(classes)
+  if not still or not number:
     if any(_labels(values, key) == "auto" for values in still):
       raise UserError(f"config.model.{key}: found 'auto', but task {config.task.name} has no classes; give the number")
     return config
   made = ConfigDict(config.to_dict())
   for values in [made.model, *([made.teacher.model] if made.teacher.get("model") else [])]:
     if _labels(values, key) in _OPEN:
-      _set(values, key, len(classes))
+      _set(values, key, number)
   return made
 
 

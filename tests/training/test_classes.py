@@ -28,6 +28,8 @@ def test_a_detector_counts_and_a_number_stays():
   assert counted("configs/detr/base.py", "model.labels=auto").model.labels == 3
   assert counted("configs/detr/base.py", "model.labels=91").model.labels == 91
   assert counted("configs/vit/base.py", "model.head.labels=1000").model.head.labels == 1000
+  taught = counted("configs/deit/base.py:debug", "model.head.labels=7")
+  assert taught.model.head.labels == taught.teacher.model.head.labels == 7
   assert counted("configs/vit/mae.py").model.head == resolve(recipes.load("configs/vit/mae.py")).model.head
 
 
