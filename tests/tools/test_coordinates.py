@@ -31,7 +31,7 @@ def test_changes_are_flat_under_mup_and_grow_without(tmp_path):
   plain = exponents()
   assert plain.keys() == names and max(plain.values()) > 0.5
   mup = exponents("--config.tuning.name=mup", "--config.tuning.base=16")
-  assert mup.keys() == names and max(map(abs, mup.values())) < 0.25
+  assert mup.keys() == names and max(map(abs, mup.values())) < 0.35
 
 
 def test_the_table_names_the_power_of_the_width():
