@@ -1,5 +1,7 @@
 """The config.json of published decoders, without what has no effect, by the family and size that they are."""
 
+from interop.published_experts import EXPERTS
+
 SCALED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 PUBLISHED = {
@@ -335,4 +337,4 @@ PUBLISHED = {
     max_position_embeddings=8192,
     vocab_size=256000,
   ),
-}
+} | EXPERTS

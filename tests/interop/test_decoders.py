@@ -12,8 +12,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 import tiny
-from interop import published_decoders, published_experts
-from interop.published_decoders import SCALED
+from interop.published_decoders import PUBLISHED, SCALED
 from interop.test_golden import write
 from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
@@ -22,8 +21,6 @@ from t5x_like.interop.fields import Fields
 from t5x_like.models import command_r, falcon, gpt, llama, mpt, neox, opt, palm, xglm
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
-
-PUBLISHED = published_decoders.PUBLISHED | published_experts.PUBLISHED
 
 
 def built(values: dict):
