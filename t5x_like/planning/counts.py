@@ -15,7 +15,6 @@ _MOVES = {"copy": "copied", "copy-start": "copied", "transpose": "transposed"}
 _PRODUCTS = ("dot", "convolution")
 _NAMED = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"jit\(step\)/|(while/body/)?closed_call/")
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TOLERANCE = 1.01  # versions of the compiler differ by less
 
 
@@ -64,12 +63,11 @@ def dearest(program: Program, clock: float, most: int = 10) -> list[dict[str, An
   """
   listed = []
   for instruction, times, _, alone in _executed(program):
-    cycles = _CYCLES.search(instruction.rest)
-    if alone and cycles and instruction.opcode not in ("while", "conditional", "call"):
+    if alone and (cycles := products.own_cycles(instruction)):
       traced = _NAMED.search(instruction.rest)
       name = _FRAME.sub("", traced[1]) if traced else instruction.name
       printed = re.sub(r"\{[^{}]*\}", "", elements(instruction.type)[0])
-      listed.append({"seconds": times * int(cycles[1]) / clock, "times": times, "name": name, "type": printed})
+      listed.append({"seconds": times * cycles / clock, "times": times, "name": name, "type": printed})
   return sorted(listed, key=lambda one: -one["seconds"])[:most]
 
 

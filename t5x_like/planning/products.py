@@ -15,6 +15,7 @@ from t5x_like.planning.hlo import Instruction, Program, arrays
 
 _RAGGED, _RAGGED_CALL = "ragged_dot_general", '"is_ragged_dot":true'
 _KERNEL = 'custom_call_target="tpu_custom_call"'
+_NONE = 2**62  # cycles
 # Matrix products of an attention kernel, relative to the two of its forward pass.
 _PASSES = {"fwd": 1.0, "dq": 1.5, "dkv": 2.0}
 
@@ -78,11 +79,20 @@ def cycles(program: Program) -> float:
   for computation, instructions in program.computations.items():
     times = 0 if computation in program.fused else program.executions.get(computation, 0)
     for instruction in instructions if times else ():
-      found = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
-      counted = instruction.opcode not in ("while", "conditional", "call") and _RAGGED_CALL not in instruction.rest
-      if found and counted:
-        total += times * int(found[1])
+      if _RAGGED_CALL not in instruction.rest:
+        total += times * (own_cycles(instruction) or 0)
   return total
+
+
+def own_cycles(instruction: Instruction) -> int | None:
+  """Return the compiler's estimate for one execution without what it calls; None if there is none.
+
+  For some copies in asynchronous computations it writes 2^63 - 1.
+  """
+  found = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
+  if found is None or int(found[1]) >= _NONE or instruction.opcode in ("while", "conditional", "call"):
+    return None
+  return int(found[1])
 
 
 def _shape(printed: str) -> tuple[int, ...]:
