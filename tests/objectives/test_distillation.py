@@ -11,7 +11,8 @@ from scipy import special
 import more
 import tests.recipes.nano_image  # noqa: F401 -- the variant that the runs are of
 from t5x_like import evaluate, train
-from t5x_like.data.features import Feature, images
+from t5x_like.data.features import Feature
+from t5x_like.data.images.described import images
 from t5x_like.errors import UserError
 from t5x_like.library.model import load
 from t5x_like.models import deit, vit
