@@ -25,6 +25,7 @@ RECIPES = {  # one of every objective, of every way to make its examples, and of
   "configs/bert/left_to_right.py": (),
   "configs/bert/spanbert.py": (),
   "configs/deberta/base.py": (),
+  "configs/deepseek/v3.py": (),
   "configs/deit/base.py": (),
   "configs/detr/base.py": (),
   "configs/electra/small.py": (),

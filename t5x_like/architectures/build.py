@@ -131,7 +131,8 @@ class StackBuilder:
   def period(self) -> int:
     """Number of layers after which the pattern repeats, at most all layers."""
     experts = self.design.experts_every if self.design.experts else 1
-    return min(self.dims.layers, math.lcm(len(self.design.windows), experts, len(self.schemes), len(self.cores)))
+    lengths = len(self.design.windows), experts, len(self.schemes), len(self.cores)
+    return min(self.dims.layers or 1, math.lcm(*lengths))
 
   @cached_property
   def cores(self) -> tuple[tuple[str, str | dict], ...]:

@@ -13,7 +13,7 @@ Read it from the bottom up; each line imports only from the lines above it:
   attention latent_attention cosine   attention, with keys and values from one vector a token, with cosines as logits
   feed_forward/ quantization/         feed-forward kinds, found by name; products of 8-bit factors, put on from outside
   embed block stack stacks pipeline   token embeddings, residual connections, identical blocks in one scan, its stages
-  evened shared_stack disentangled    stacks padded for devices, with shared parameters, with vectors of distances
+  evened shared_stack projected_stack disentangled  padded for devices; shared parameters, projections, vectors
   hidden_states lstm two_stream       the states of several layers, LSTMs, attention in two streams
   convolution mbconv                  convolutions, CoAtNet's blocks
   vocabulary_logits decode            logits computed in pieces, the state of decoding

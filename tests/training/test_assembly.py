@@ -46,7 +46,7 @@ MLM = '{"name": "mlm", "store": "builtin", "length": 32}'
     (
       ["objective.name=mlm"],
       r"mlm needs the feature 'encoder_target_tokens', which task span_corruption does not make"
-      r" \(it makes encoder_input_tokens, .*\); choose another task or the objective decoder or encoder_decoder$",
+      r" \(it makes encoder_input_tokens, .*\); choose another task or the objective decoder or encoder_decoder",
     ),
     (
       [f"model={DECODER}", f"task={CAUSAL}", "objective.name=mlm"],

@@ -12,14 +12,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.shared_stack import take_over
-from t5x_like.nn.stack import Stack
 from t5x_like.slots import Count, Positive
 
 
@@ -70,8 +69,9 @@ class Linformer(Core):
     if not self.layerwise:
       return stack
     shape = (self.k, self.length)
-    if not isinstance(stack, _OneProjection):
-      return _OneProjection(stack, params.param(rngs, self.init, shape, (None, None)))
+    kind = slots.module("projected_stack", "t5x_like.nn").ProjectedStack
+    if not isinstance(stack, kind):
+      return kind(stack, params.param(rngs, self.init, shape, (None, None)))
     if stack.projection.shape != shape:
       raise UserError(
         f"config.model.design.core: found 'layerwise' projections of {shape} and {stack.projection.shape}, expected one"
@@ -110,32 +110,6 @@ class Linformer(Core):
     seen = Mask(mask.q_pos, positions(k.shape[1]), mask.q_segments, k_segments)
     out_BTNH = Dense().attend(q, k, v, seen, softmax)
     return jnp.where((mask.q_segments > self.sequences)[..., None, None], jnp.nan, out_BTNH)
-
-
-class _OneProjection(Stack):
-  """A stack that lends its matrix to the cores of all layers.
-
-  Args:
-    stack: the stack whose parts this one takes over.
-    projection: the matrix, [k, length].
-  """
-
-  def __init__(self, stack: Stack, projection: nnx.Param):
-    take_over(self, stack)
-    self.projection = projection
-
-  def _run(self, blocks, *args):
-    layers = jax.tree.leaves(blocks)[0].shape[0]
-    lent = jnp.broadcast_to(self.projection[...], (layers, *self.projection.shape))
-
-    def with_projection(part):
-      if isinstance(part, Linformer) and part.layerwise:
-        part = jax.tree.map(lambda x: x, part)  # a new one, of this trace
-        part.keys = nnx.data(nnx.Param(lent))
-      return part
-
-    blocks = jax.tree.map(with_projection, blocks, is_leaf=lambda part: isinstance(part, Linformer))
-    return super()._run(blocks, *args)
 
 
 def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:

@@ -1,0 +1,35 @@
+"""A stack with one projection of keys and values for all its layers (Wang et al. 2020, section 4, "layerwise")."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn.cores.linformer import Linformer
+from t5x_like.nn.shared_stack import take_over
+from t5x_like.nn.stack import Stack
+
+
+class ProjectedStack(Stack):
+  """A stack that lends its matrix to the cores of all layers.
+
+  Args:
+    stack: the stack whose parts this one takes over.
+    projection: the matrix, [k, length].
+  """
+
+  def __init__(self, stack: Stack, projection: nnx.Param):
+    take_over(self, stack)
+    self.projection = projection
+
+  def _run(self, blocks, *args):
+    layers = jax.tree.leaves(blocks)[0].shape[0]
+    lent = jnp.broadcast_to(self.projection[...], (layers, *self.projection.shape))
+
+    def with_projection(part):
+      if isinstance(part, Linformer) and part.layerwise:
+        part = jax.tree.map(lambda x: x, part)  # a new one, of this trace
+        part.keys = nnx.data(nnx.Param(lent))
+      return part
+
+    blocks = jax.tree.map(with_projection, blocks, is_leaf=lambda part: isinstance(part, Linformer))
+    return super()._run(blocks, *args)
