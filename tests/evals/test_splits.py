@@ -34,7 +34,7 @@ from t5x_like.training import trained
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 ENCODER, T5, VIT, CLIP = (f"tests/recipes/{name}.py" for name in ("nano_encoder", "nano", "nano_image", "nano_clip"))
-DETR = "configs/detr/base.py:debug"
+DETR, DECODER = "configs/detr/base.py:debug", "tests/recipes/nano_decoder.py"
 ALL = slots.names(evals)
 # (looks, label) of the examples of each split: what is dark is "a" and what is bright is "b", but not always.
 SPLITS = {
@@ -42,6 +42,7 @@ SPLITS = {
   "validation": [("dark", "a")] * 3 + [("dark", "b"), ("bright", "b"), ("bright", "a"), ("bright", "a")],
   "held": [("dark", "a")] * 2 + [("dark", "b"), ("bright", "b"), ("bright", "a")],
 }
+OTHERS = ("samples", "questions")  # one shows texts, the other asks files
 SIZES = {split: len(rows) for split, rows in SPLITS.items()}
 SCORED = ("validation", "held")  # by the instances <evaluator>_own and <evaluator>_held
 
@@ -163,6 +164,18 @@ def generated(folder) -> list[str]:
   return [task(folder, name="text_to_text", **values), "total_steps=60", "schedule.warmup_steps=1", "model.dropout=0.0"]
 
 
+def label_is_a(texts: list[str], examples: list[dict]) -> list[float]:
+  """A reward that tells what the examples of a split are, whatever a model says."""
+  return [float(example["label"] == "a") for example in examples]
+
+
+def rewarded(folder) -> list[str]:
+  lengths = {"prompt_length": 8, "new_tokens": 4, "fields_length": 32, "completions": 2}
+  values = {"source": source(folder, "tsv", "{}.tsv"), "prompt": "{text}", "fields": ["label"], "vocabulary": "bytes"}
+  objective = json.dumps({"name": "grpo", "reward": f"{__name__}:label_is_a", "beta": 0.0})
+  return [task(folder, name="prompts", **values, **lengths), f"objective={objective}"]
+
+
 def infilled(folder) -> list[str]:
   values = {"source": source(folder, "jsonl", "{}.texts.jsonl"), "inputs_length": 32, "targets_length": 16}
   return [task(folder, name="span_corruption", vocabulary="bytes", **values)]
@@ -194,6 +207,7 @@ RUNS = {  # recipe, and the flags that it needs
   ),
   "generated": (T5, generated),
   "infilled": (T5, infilled),
+  "rewarded": (DECODER, rewarded),
   "images": (VIT, images),
   "captions": (CLIP, captions),
   "boxes": (DETR, boxes),
@@ -325,6 +339,7 @@ CASES = {
   "loss": Case("classification", "examples", "unigram_entropy", entropy),
   "multiple_choice": Case("choices", "examples", "accuracy", of_one_input),
   "retrieval": Case("captions", "images", "image_to_text_r1", recall, lambda folder: {"at": [1]}),
+  "reward": Case("rewarded", "examples", "reward", lambda split: {share(split, lambda _: "a") / 100}),
   "span_infilling": Case("infilled", "sequences", "commonest_span", commonest),
   "span_qa": Case(
     "spans",
@@ -338,7 +353,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "samples"])  # which shows texts
+@pytest.mark.parametrize("name", [name for name in ALL if name not in OTHERS])
 def test_the_split_of_its_instance_is_scored(name, runs):
   assert name in CASES, f"add a case of evaluator {name} to CASES"
   case = CASES[name]
