@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from t5x_like.training.compilation import Cost
-
 _PREFIX = "t5x_like/hosts/"
 _EVERY_SECONDS = 20.0
 
@@ -31,7 +29,7 @@ class Goodput:
 
 
 class Meter:
-  """Time steps without waiting for the one just dispatched.
+  """Time steps without waiting for the one just dispatched; where dispatching computes a step, until that ends.
 
   Args:
     batches: this host's batches.
@@ -42,10 +40,10 @@ class Meter:
 
   def __init__(self, batches: Iterator[dict[str, np.ndarray]], cost: Callable, goodput: Goodput, pad_id: int | None):
     self._batches, self._cost, self._goodput, self._stragglers = batches, cost, goodput, Stragglers()
-    self._own, self._pad_id = 0.0, pad_id
-    self._last = time.perf_counter()
-    self._waited = self._away = 0.0
-    self._steps: list[tuple[float, Cost]] = []
+    self._at_once = jax.default_backend() == "cpu" and not jax.config.read("jax_cpu_enable_async_dispatch")
+    self._last, self._pad_id = time.perf_counter(), pad_id
+    self._waited = self._away = self._own = 0.0
+    self._steps: list[tuple] = []  # padding, cost, and the time when it was dispatched
 
   def next_batch(self) -> dict[str, np.ndarray]:
     """Return the next batch; the time taken counts as data wait."""
@@ -57,7 +55,8 @@ class Meter:
 
   def dispatched(self, since: float) -> None:
     """Count the time from `since` until now as this host's own work for a step."""
-    self._own += time.perf_counter() - since
+    self._steps[-1] += (time.perf_counter(),)
+    self._own += self._steps[-1][-1] - since
 
   def away(self, since: float) -> None:
     """Exclude the time from `since` (of `time.perf_counter`) until now from step times, such as an evaluation."""
@@ -65,9 +64,9 @@ class Meter:
 
   def step_done(self) -> dict[str, float]:
     """Return the figures of the step whose metrics have just arrived."""
-    now = time.perf_counter()
+    padding, cost, *dispatched = self._steps.pop(0)
+    now = dispatched[0] if self._at_once and dispatched else time.perf_counter()
     seconds = max(now - self._last - self._away, 1e-9)
-    padding, cost = self._steps.pop(0)
     figures = {
       "seconds_per_step": seconds,
       f"{cost.of}_per_second": cost.positions / seconds,

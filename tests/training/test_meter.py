@@ -1,5 +1,6 @@
 """Padding is what segments or the padding id tell, never id 0 as such."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -38,3 +39,24 @@ def test_no_utilisation_above_the_peak_or_without_one():
     meter.next_batch()
     found = meter.step_done()
     assert ("mfu" in found) == known and found.get("mfu", 0.0) <= 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_last_step_before_a_wait_takes_as_long_as_the_others(at_once, monkeypatch):
+  """Metrics are read one step late. Where the CPU computes a step while it is dispatched, that is not its end."""
+  now = [0.0]
+  monkeypatch.setattr("time.perf_counter", lambda: now[0])
+  monkeypatch.setattr(jax.config, "read", lambda name: {"jax_cpu_enable_async_dispatch": not at_once}[name])
+  meter = Meter(iter([{}] * 3), lambda batch: Cost(), Goodput(0.0, 0.0), None)
+  found = []
+  for step in range(3):
+    meter.next_batch()
+    since = now[0]
+    now[0] += 2.0 * at_once
+    meter.dispatched(since)
+    if step:  # the metrics of the step before
+      now[0] += 2.0 * (not at_once)
+      found.append(meter.step_done()["seconds_per_step"])
+  now[0] += 2.0 * (not at_once)
+  found.append(meter.step_done()["seconds_per_step"])
+  assert found == [2.0, 2.0, 2.0]
