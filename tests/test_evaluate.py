@@ -1,6 +1,7 @@
 """Evaluation covers every example exactly once whatever the batch size, and all doors agree with each other."""
 
 import collections
+import inspect
 import json
 import math
 
@@ -9,6 +10,7 @@ import pytest
 
 import more
 from t5x_like import evals, evaluate, predict, slots, train, vocabularies
+from t5x_like.config import Instance
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.evals import Setting, loss, span_infilling
@@ -229,3 +231,11 @@ def test_filling_in():
   text = "a <extra_id_0> c <extra_id_1> e <extra_id_2>"
   assert generation.fill(text, "x<extra_id_0> b <extra_id_1>d d") == "a b c d d e <extra_id_2>"
   assert generation.fill(text, "") == text
+
+
+@pytest.mark.parametrize("name", slots.names(evals))
+def test_no_evaluator_has_an_argument_with_the_name_of_a_key_of_its_instance(name):
+  keys = inspect.signature(Instance).parameters
+  assert {"name", "task", "split"} == set(keys)
+  own = inspect.signature(slots.find("evals", name, evals, "Evaluator")).parameters
+  assert not keys.keys() & own.keys()

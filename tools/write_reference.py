@@ -42,9 +42,9 @@ How many chips does a published model need, for how long? The TPU compiler has c
 without one ([plan a run](../how-to/plan-a-run.md)). No row was measured on hardware.
 
 - **GB a chip** is the compiler's memory plan, of the chip's HBM. It is exact for the compiler's version.
-- **Seconds a step** is a lower bound: matrix units at peak rate, links at full rate, no stalls. Expect 1.2 to 2 times
-  as much, and measure a few hundred steps before you book a slice.
-- **Hours** and **chip-hours** are this bound for the recipe's whole run. A plan with other rows or lengths processes
+- **Seconds a step** is an estimate: the compiler's cycles, kernels at a measured share of the peak rate, the links of
+  the slice, no stalls. Measure a few hundred steps before you book a slice.
+- **Hours** and **chip-hours** are this estimate for the recipe's whole run. A plan with other rows or lengths processes
   the same number of tokens or images.
 - **Cost** is chip-hours times the price of a chip-hour. Prices change and depend on region and commitment: [Cloud TPU
   pricing](https://cloud.google.com/tpu/pricing).

@@ -165,15 +165,14 @@ def generated(folder) -> list[str]:
 
 
 def label_is_a(texts: list[str], examples: list[dict]) -> list[float]:
-  """A reward that tells what the examples of a split are, whatever a model says."""
   return [float(example["label"] == "a") for example in examples]
 
 
 def rewarded(folder) -> list[str]:
   lengths = {"prompt_length": 8, "new_tokens": 4, "fields_length": 32, "completions": 2}
   values = {"source": source(folder, "tsv", "{}.tsv"), "prompt": "{text}", "fields": ["label"], "vocabulary": "bytes"}
-  objective = json.dumps({"name": "grpo", "reward": f"{__name__}:label_is_a", "beta": 0.0})
-  return [task(folder, name="prompts", **values, **lengths), f"objective={objective}"]
+  reward = {"name": "grpo", "reward": f"{__name__}:label_is_a", "beta": 0.0}
+  return [task(folder, name="prompts", **values, **lengths), f"objective={json.dumps(reward)}"]
 
 
 def infilled(folder) -> list[str]:
@@ -385,16 +384,7 @@ def test_evaluate_says_which_split_was_scored(runs, capsys):
 def test_few_shot_refuses_to_score_the_images_that_it_learns_from(runs, capsys):
   given = json.dumps({"few": {"name": "few_shot", "split": "train", "shots": 8}})
   assert evaluate.main([f"--workdir={runs('images').workdir}", f"--config.evals={given}"]) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert "split and support_split are both 'train'" in line
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_no_evaluator_has_an_argument_with_the_name_of_a_key_of_its_instance(name):
-  keys = inspect.signature(Instance).parameters
-  assert {"name", "task", "split"} == set(keys)
-  own = inspect.signature(slots.find("evals", name, evals, "Evaluator")).parameters
-  assert not keys.keys() & own.keys()
+  assert "split and support_split are both 'train'" in capsys.readouterr().err
 
 
 class Shadowing:
@@ -405,7 +395,6 @@ class Shadowing:
 def test_an_evaluator_that_shadows_a_key_is_refused(runs, capsys):
   given = json.dumps({"mine": {"name": f"{__name__}:Shadowing"}})
   assert evaluate.main([f"--workdir={runs('images').workdir}", f"--config.evals={given}"]) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert "config.evals.mine: " in line and "Shadowing declares the argument 'split'" in line
+  assert re.search(r"config.evals.mine: .*Shadowing declares the argument 'split'", capsys.readouterr().err)
   with pytest.raises(UserError, match="declares the argument 'split'"):
     slots.fill("x", {}, Shadowing, given=("setting",), also=(Instance,))
