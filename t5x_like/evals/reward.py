@@ -32,7 +32,7 @@ class Evaluator:
     rewards.find(reward)
     self._setting, self._max_examples, self._reward = setting, max_examples, reward
     (_, self._N) = task.features["decoder_log_probabilities"].shape
-    ends = self._ends = tuple({task.vocabulary.eos_id, *(end for leaf in task.leaves.values() for end in leaf.ends)})
+    ends = self._ends = rewards.ends_of(task)
 
     def function(model, batch):
       rows = {name: x[:, 0] for name, x in batch.items() if name.startswith(("encoder_", "decoder_"))}

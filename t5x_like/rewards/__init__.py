@@ -52,6 +52,11 @@ def unpacked(fields_RF: np.ndarray) -> list[dict[str, Any]]:
   return [json.loads(bytes(row).rstrip(b"\0") or b"{}") for row in np.asarray(fields_RF, np.uint8)]
 
 
+def ends_of(task) -> tuple[int, ...]:
+  """Return the ids that end a completion in any part of a task."""
+  return tuple({task.vocabulary.eos_id, *(end for leaf in task.leaves.values() for end in leaf.ends)})
+
+
 def texts_of(tokens_RN: np.ndarray, vocabulary, ends: Sequence[int]) -> list[str]:
   """Return the texts of completions up to their ends."""
   rows = [row[: next((place for place, i in enumerate(row) if i in ends), None)] for row in tokens_RN.tolist()]

@@ -36,7 +36,7 @@ class Steps:
 
   def __init__(self, config: ConfigDict, parts: Parts, task):
     self._parts, self._task, self._batch_size = parts, task, config.batch_size
-    self._ends = tuple({task.vocabulary.eos_id, *(end for leaf in task.leaves.values() for end in leaf.ends)})
+    self._ends = rewards.ends_of(task)
     batch = abstract_batch(config, parts.rules, task)
     _, K, N = batch["decoder_log_probabilities"].shape
     process.say(
