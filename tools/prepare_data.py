@@ -239,7 +239,7 @@ def main(argv: list[str] | None = None) -> None:
     tokens = Tokens.of(documents, part, args.vocabulary, append_eos=args.append_eos, steps=steps, **sizes)
     job = Job(tokens, path, name, output, record)
     if _exists(path, vocabulary, {**record, "name": name, "append_eos": args.append_eos}):
-      place(job.progress).rmtree(missing_ok=True)
+      job.progress.rmtree(missing_ok=True)
       print(f"{path}: exists already, made from the same inputs (files by name and size); nothing to do", flush=True)
       _warn_of_changes(source, part.split, path)
       continue

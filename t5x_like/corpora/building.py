@@ -20,7 +20,7 @@ import numpy as np
 from t5x_like.corpora import duplicates, progress_files
 from t5x_like.corpora.job import Batch, Job, Made, batches, skips
 from t5x_like.errors import UserError
-from t5x_like.files.places import Place, place
+from t5x_like.files.places import Place
 from t5x_like.files.remote import Remote
 from t5x_like.store import writer
 from t5x_like.store.manifest import Array
@@ -38,7 +38,7 @@ def make_part(job: Job, number: int, spread: Callable[[Job, Iterable[Batch]], It
     spread: makes batches, in order, in other processes; None makes them here.
   """
   with progress_files.writing(job.progress):
-    record_path = place(job.progress) / "parts" / f"{number:06d}"
+    record_path = job.progress / "parts" / f"{number:06d}"
     record = _resumed(job, record_path)
     if not record["done"]:
       _make_part(job, number, record, record_path, spread)
@@ -48,7 +48,7 @@ def _make_part(job: Job, number: int, record: dict[str, Any], record_path: Place
   items = itertools.islice(job.kind.read(number), record["read"], None)
   stream = batches(job.kind, items, duplicates.marks(job, number), record["read"])
   held = _Held(job.kind.unit)
-  pulse = progress_files.Pulse(place(job.progress) / "now" / "parts" / f"{number:06d}")
+  pulse = progress_files.Pulse(job.progress / "now" / "parts" / f"{number:06d}")
   values = sum(shard["values"][job.kind.unit] for shard in record["shards"])
   for made in spread(job, stream) if spread else map(job.kind.make, stream):
     values += held.add(made)
@@ -122,7 +122,7 @@ def _write(job: Job, number: int, record: dict, made: Made) -> None:
     record["arrays"] = list(map(dataclasses.asdict, found))
   described = [Array(**array) for array in record["arrays"]]
   name = f"{number:06d}{len(record['shards']):06d}"
-  shard = writer.write_shard(place(job.work), name, described, arrays)
+  shard = writer.write_shard(job.work, name, described, arrays)
   counts = {key: dict(record[key]) for key in _COUNTS}
   record["shards"].append({"read": record["read"], **counts, **dataclasses.asdict(shard)})
 
@@ -144,7 +144,7 @@ def _resumed(job: Job, path: Place) -> dict[str, Any]:
 def _intact(job: Job, record: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
   """Return a test of whether a shard is as written: by its contents or, at an address, where files are whole or
   absent, by its existence."""
-  work = place(job.work)
+  work = job.work
   if not isinstance(work, Remote):
     return lambda shard: all(
       _sha256(work / array / shard["name"]) == sha256 for array, sha256 in shard["sha256"].items()
@@ -174,7 +174,7 @@ def _sha256(path: Place) -> str | None:
 
 def record_of(job: Job, number: int) -> dict[str, Any]:
   """Return the record of a finished part; raise UserError if it is missing."""
-  path = place(job.progress) / "parts" / f"{number:06d}"
+  path = job.progress / "parts" / f"{number:06d}"
   record = json.loads(progress_files.load(path) or "{}")
   if not record.get("done") or record["key"] != job.key:
     raise UserError(f"{path}: missing or damaged; run the same command again")
@@ -214,5 +214,5 @@ def described(job: Job, records: list[dict[str, Any]]) -> dict[str, bytes]:
 
 def publish(job: Job, made: dict[str, bytes]) -> None:
   """Turn the work directory into the store: write vocabulary, tables and manifest, flush, rename, delete progress."""
-  writer.publish(place(job.work), job.path, made, job.kind.vocabulary)
-  place(job.progress).rmtree(missing_ok=True)
+  writer.publish(job.work, job.path, made, job.kind.vocabulary)
+  job.progress.rmtree(missing_ok=True)

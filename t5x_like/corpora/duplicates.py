@@ -16,7 +16,7 @@ from t5x_like.corpora import progress_files
 from t5x_like.corpora.cleaning import Comparison, Duplicates, Entries
 from t5x_like.corpora.job import Job, Marks
 from t5x_like.errors import UserError
-from t5x_like.files.places import Place, place
+from t5x_like.files.places import Place
 
 Marked = list[tuple[int, np.ndarray]]  # parts, and places in each
 
@@ -46,7 +46,7 @@ def sign(job: Job, number: int) -> None:
 
 
 def _sign(job: Job, number: int, path: Place) -> None:
-  pulse = progress_files.Pulse(place(job.progress) / "now" / "signatures" / f"{number:06d}")
+  pulse = progress_files.Pulse(job.progress / "now" / "signatures" / f"{number:06d}")
   kept: list[bool] = []
   comparing = steps(job)
   signed = {step.name: [step.sign("")[:0]] for step in comparing}
@@ -150,8 +150,8 @@ def _arrays(job: Job, kind: str, number: int) -> dict[str, np.ndarray]:
 
 
 def _path(job: Job, kind: str, number: int) -> Place:
-  return place(job.progress) / kind / f"{number:06d}"
+  return job.progress / kind / f"{number:06d}"
 
 
 def _done(job: Job, one: Comparison) -> Place:
-  return place(job.progress) / one.name / "done"
+  return job.progress / one.name / "done"

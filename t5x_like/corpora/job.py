@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.corpora import cleaning
-from t5x_like.files.places import is_remote
+from t5x_like.files.places import Place, is_remote, place
 from t5x_like.vocabularies import Vocabulary
 
 _VERSION = 5  # of parts and signatures; other versions are rebuilt
@@ -107,18 +107,18 @@ class Job:
   source: dict[str, Any]
 
   @property
-  def work(self) -> str:
+  def work(self) -> Place:
     """The directory that becomes the store; at an address, where files appear whole, the store's own."""
-    return self.path if is_remote(self.path) else self._beside("incomplete")
+    return place(self.path) if is_remote(self.path) else self._beside("incomplete")
 
   @property
-  def progress(self) -> str:
+  def progress(self) -> Place:
     """The directory of the records of finished parts."""
     return self._beside("progress")
 
-  def _beside(self, what: str) -> str:
+  def _beside(self, what: str) -> Place:
     start = self.path.rfind("/") + 1
-    return f"{self.path[:start]}.{self.path[start:]}.{what}"
+    return place(f"{self.path[:start]}.{self.path[start:]}.{what}")
 
   @functools.cached_property
   def key(self) -> str:

@@ -12,7 +12,6 @@ from t5x_like.errors import UserError
 from t5x_like.files import locks
 from t5x_like.files.leases import Lease
 from t5x_like.files.locks import Lock
-from t5x_like.files.places import place
 from t5x_like.files.remote import Remote
 
 
@@ -55,7 +54,7 @@ def _records(job: Job, engine: Engine) -> list[dict[str, Any]]:
 def _begun(job: Job) -> Iterator[Callable[[], None]]:
   """Create the job's directories, empty them if another job left them, and keep other processes out by a lock or, at an
   address, a lease. Yield a function to call before publishing the store; it raises if the lease was lost."""
-  progress, work, mine = place(job.progress), place(job.work), contextlib.ExitStack()
+  progress, work, mine = job.progress, job.work, contextlib.ExitStack()
   check: Callable[[], None] = lambda: None  # noqa: E731 -- a lock cannot be lost
   try:
     progress.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from t5x_like.corpora.job import Job
 from t5x_like.errors import TransientError, UserError
-from t5x_like.files.places import place
 
 _LOOK_SECONDS = 1.0
 _LINE_SECONDS = 30.0
@@ -24,7 +23,7 @@ class _Parts:
   """The parts of one stage of a job, with the bytes, tokens or documents done."""
 
   def __init__(self, job: Job, stage: str):
-    self._directory = place(job.progress) / "now" / stage
+    self._directory = job.progress / "now" / stage
     self._sizes = [job.kind.part_size(number) for number in range(job.kind.num_parts)]
     self._done: dict[int, int] = {}
     self.total = sum(self._sizes)

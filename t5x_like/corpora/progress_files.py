@@ -7,13 +7,13 @@ made again.
 import contextlib
 import hashlib
 import io
-import os
 import time
 
 import numpy as np
 
 from t5x_like.files.locks import Lock
-from t5x_like.files.places import Place, is_remote
+from t5x_like.files.places import Place
+from t5x_like.files.remote import Remote
 
 _HEAD = 65  # a SHA-256 in hexadecimal, and a line end
 _PULSE_SECONDS = 2.0
@@ -49,20 +49,20 @@ def load_arrays(path: Place) -> dict[str, np.ndarray] | None:
     return dict(arrays)
 
 
-def writing(progress: str) -> contextlib.AbstractContextManager:
+def writing(progress: Place) -> contextlib.AbstractContextManager:
   """Mark a local job as being written by this process, until the block or the process ends."""
-  if is_remote(progress):
+  if isinstance(progress, Remote):
     return contextlib.nullcontext()
-  os.makedirs(progress, exist_ok=True)
-  return Lock(os.path.join(progress, "writers"), shared=True, wait=True)
+  progress.mkdir(parents=True, exist_ok=True)
+  return Lock(progress / "writers", shared=True, wait=True)
 
 
-def is_written(progress: str) -> bool:
+def is_written(progress: Place) -> bool:
   """Return whether a process is still `writing` a local job; a runner's process may outlive the run that started it."""
   patience = time.monotonic() + _PATIENCE_SECONDS  # a process ends soon after losing its parent
-  while not is_remote(progress):
+  while not isinstance(progress, Remote):
     try:
-      Lock(os.path.join(progress, "writers")).close()
+      Lock(progress / "writers").close()
       break
     except BlockingIOError:
       if time.monotonic() > patience:

@@ -64,7 +64,7 @@ class Attainable:
     """Return bool [B, C], True for candidates (best first) that finish. `last` tells whether this is the last step."""
     return ended_BC
 
-  def open(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
+  def continuing(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
     """Return which rows continue, bool [B], from their best running log-probability and finished scores."""
     return best_B / jnp.maximum(penalty(length), penalty(max_length)) > jnp.min(done_BK, axis=1)
 
@@ -85,9 +85,9 @@ class Transformers(Attainable):
   def finishing(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
     return (ended_BC | last) & (jnp.arange(ended_BC.shape[1]) < beams)
 
-  def open(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
+  def continuing(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
     if self.early_stopping == "never":
-      return super().open(best_B, done_BK, length, max_length, penalty)
+      return super().continuing(best_B, done_BK, length, max_length, penalty)
     worst_B = jnp.min(done_BK, axis=1)
     hopeful_B = best_B / penalty(length) > worst_B
     return hopeful_B & jnp.isneginf(worst_B) if self.early_stopping else hopeful_B
@@ -152,7 +152,7 @@ def beam_search(
     running_BK, kept_BK = _best(jnp.where(ended_BC, -jnp.inf, best_BC), K)
     running, last_BK, parent_BK = (_pick(x, kept_BK) for x in (candidates, token_BC, parent_BC))
     state = jax.tree_util.tree_map_with_path(lambda path, x: _follow(path, x, parent_BK), state)
-    open_B = open_B & rule.open(running_BK[:, 0], done_BK, length, L, penalty)
+    open_B = open_B & rule.continuing(running_BK[:, 0], done_BK, length, L, penalty)
     return parts(state)[0], last_BK, running, running_BK, done, done_BK, open_B, index + 1
 
   empty = constrain(jnp.full((B, K, L), start.pad, jnp.int32), "batch", None, None)

@@ -14,6 +14,7 @@ from t5x_like.corpora.held_out import Part
 from t5x_like.corpora.job import Job
 from t5x_like.corpora.tokens import Tokens
 from t5x_like.errors import UserError
+from t5x_like.files.places import place
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
@@ -192,7 +193,7 @@ def test_a_store_that_something_still_writes_is_left_alone(corpus, tmp_path, mon
   monkeypatch.setattr(progress_files, "_PATIENCE_SECONDS", 0)
   progress = tmp_path / ".train.progress"
   progress.mkdir()
-  with progress_files.writing(str(progress)):
+  with progress_files.writing(place(progress)):
     assert prepare(corpus, tmp_path, "--workers=1", "--split=train") == 2
   assert f"{progress}: a process of an interrupted run still writes this store" in capsys.readouterr().err
   assert prepare(corpus, tmp_path, "--workers=1", "--split=train") == 0
@@ -316,4 +317,4 @@ def test_a_job_works_beside_its_store():
     ("gs://b/train", "gs://b/train", "gs://b/.train.progress"),
   ):
     job = Job(None, path, "name", "train", {})
-    assert (job.work, job.progress) == (work, progress)
+    assert (str(job.work), str(job.progress)) == (work, progress)

@@ -16,7 +16,7 @@ from t5x_like.corpora import building, duplicates, engines
 from t5x_like.corpora.cleaning import Comparison, Entries
 from t5x_like.corpora.job import Job
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files.places import place
+from t5x_like.files.places import Place
 
 try:
   import apache_beam as beam
@@ -81,20 +81,19 @@ class Engine(engines.Engine):
     duplicates.end(job, one)
 
 
-def _refusals(job: Job) -> str:
+def _refusals(job: Job) -> Place:
   """Return the directory where workers write the messages of their UserErrors.
 
   They do not raise them, because runners retry on any exception and log it at length.
   """
-  return f"{job.progress}/refusals"
+  return job.progress / "refusals"
 
 
 @contextlib.contextmanager
-def _pipeline(options: Sequence[str], refusals: str) -> Iterator[beam.Pipeline]:
+def _pipeline(options: Sequence[str], refusals: Place) -> Iterator[beam.Pipeline]:
   """Provide a pipeline to fill, then run it; raise UserError if it cannot run, or for the first refused part."""
-  left = place(refusals)
-  if left.exists():
-    left.rmtree()
+  if refusals.exists():
+    refusals.rmtree()
   try:
     pipeline = beam.Pipeline(options=_options([_QUIET, *options]))
   except ValueError as error:
@@ -106,8 +105,8 @@ def _pipeline(options: Sequence[str], refusals: str) -> Iterator[beam.Pipeline]:
     if isinstance(error, OSError) or type(error).__module__.startswith("distributed."):
       raise UserError(f"--engine=beam: {type(error).__name__}: {one_line(error)}") from error
     raise
-  if left.exists():
-    raise UserError(min(left.iterdir()).read_text())
+  if refusals.exists():
+    raise UserError(min(refusals.iterdir()).read_text())
 
 
 def _parts(pipeline: beam.Pipeline, job: Job) -> beam.PCollection[int]:
@@ -141,13 +140,12 @@ def _options(flags: Sequence[str]) -> PipelineOptions:
   return options
 
 
-def _call(number: int, work: Callable[[int], Any], refusals: str) -> Any:
+def _call(number: int, work: Callable[[int], Any], refusals: Place) -> Any:
   try:
     return work(number)
   except UserError as error:
-    left = place(refusals)
-    left.mkdir(parents=True, exist_ok=True)
-    (left / f"{number:06d}").write_text(one_line(error))
+    refusals.mkdir(parents=True, exist_ok=True)
+    (refusals / f"{number:06d}").write_text(one_line(error))
 
 
 def _divided(number: int, job: Job, one: Comparison, buckets: int) -> Iterator[tuple[int, tuple[int, Entries]]]:

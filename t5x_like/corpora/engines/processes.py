@@ -24,7 +24,7 @@ from t5x_like.corpora import building, duplicates, engines
 from t5x_like.corpora.cleaning import Comparison
 from t5x_like.corpora.job import Batch, Job, Made
 from t5x_like.errors import UserError
-from t5x_like.files.places import is_remote
+from t5x_like.files.remote import Remote
 
 _RANGE_BYTES = 2**28
 _BATCHES_AHEAD = 3  # per worker; bounds memory if the consumer is slow
@@ -44,7 +44,7 @@ class Engine(engines.Engine):
   def compare(self, job: Job, one: Comparison) -> None:
     duplicates.begin(job, one)
     parts, marked = job.kind.num_parts, collections.defaultdict(list)
-    scratch = None if is_remote(job.progress) else job.progress
+    scratch = None if isinstance(job.progress, Remote) else job.progress
     with self._each(job) as each, tempfile.TemporaryDirectory(prefix=".keys.", dir=scratch) as folder:
       size = sum(each(functools.partial(_write, job, one, folder), range(parts)))
       ranges = max(1, -(-size // _RANGE_BYTES))
