@@ -31,7 +31,7 @@ from t5x_like.training.schedule import Schedule
 
 Named = dict[str, jax.Array]
 _OWNERS = {"FactoredState": "adafactor", "TraceState": "sgd"}
-_TABLE = re.compile(r"(^|/)(position/|(table|tokens)$)")
+_TABLE, _BIAS = re.compile(r"(^|/)(position/|(table|tokens)$)"), re.compile("bias$")  # experts' biases are matrices
 _WRAPPED = ("inner_state", "inner_states", "inner_opt_state")
 
 
@@ -43,7 +43,8 @@ class Decay:
   undecayed: Literal["vectors", "tables"] = "vectors"
 
   def of(self, params: Named) -> dict[str, bool]:
-    return {n: p.ndim > 1 and not (self.undecayed == "tables" and _TABLE.search(n)) for n, p in params.items()}
+    tables = _TABLE if self.undecayed == "tables" else _BIAS
+    return {n: p.ndim > 1 and not (_BIAS.search(n) or tables.search(n)) for n, p in params.items()}
 
   def added(self) -> optax.GradientTransformation:
     return optax.add_decayed_weights(self.weight_decay, self.of)

@@ -12,7 +12,7 @@ import tiny
 from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.optimizer import OPTIMIZERS, adafactor, adamw, bounded, layerwise, state_axes
+from t5x_like.training.optimizer import OPTIMIZERS, Decay, adafactor, adamw, bounded, layerwise, state_axes
 from t5x_like.training.state import abstract_state
 
 LAYERS = 3
@@ -252,3 +252,10 @@ def test_the_whole_state_of_a_model_is_as_split_as_its_parameters(name):
       assert local * 8 == leaf.size, (path, leaf.sharding)
     elif leaf.ndim and leaf.shape[-1] >= 128 and any(getattr(k, "name", "") in ("v_row", "v_col") for k in path):
       assert local < leaf.size, (path, leaf.sharding)
+
+
+@pytest.mark.parametrize("undecayed", ["vectors", "tables"])
+def test_biases_of_experts_do_not_decay_although_they_are_matrices(undecayed):
+  shapes = {"layer/wi": (8, 4, 6), "layer/wi_bias": (8, 6), "out/kernel": (4, 6), "out/bias": (6,)}
+  decays = Decay(undecayed=undecayed).of({name: jnp.zeros(shape) for name, shape in shapes.items()})
+  assert decays == {name: "bias" not in name for name in shapes}
