@@ -8,6 +8,7 @@ from files in `configs/`.
 import dataclasses
 import hashlib
 import json
+import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -214,16 +215,39 @@ def defaults() -> ConfigDict:
 
 
 def check_values(config: ConfigDict) -> None:
-  """Check the types of all values, and that the names of evaluators, phases and trackers can name metrics and files.
+  """Check the types of all values, the names of evaluators, phases and trackers, and the phases.
 
   Raises:
     UserError: a value or name is invalid; names the key, the value and the expectation.
   """
+  in_order(config)
   for key, kind in typing.get_type_hints(Recipe, include_extras=True).items():
     slots.typed(f"config.{key}", config[key], kind)
   for key in ("evals", "phases", "trackers"):
     for name in config[key]:
       slots.check_name(f"config.{key}", name)
+
+
+def in_order(config: ConfigDict) -> list[tuple[str, int, dict[str, Any], int]]:
+  """Return (name, until, changes to the task, batch size) of every phase; the last is `main`.
+
+  Raises:
+    UserError: a phase cannot be, or ends where another does; names the key.
+  """
+  early = {}
+  for name, given in (slots.plain(config.phases) or {}).items():
+    phase = Phase(**slots.fill(f"config.phases.{name}", given, Phase))
+    if phase.until in early:
+      raise UserError(f"config.phases.{name}.until: found {phase.until} twice, expected another for every phase")
+    if "name" in phase.task:
+      raise UserError(f"config.phases.{name}.task.name: a phase changes arguments of config.task, not which task it is")
+    early[phase.until] = (name, phase.until, phase.task, phase.batch_size or config.batch_size)
+  return [*(early[until] for until in sorted(early)), ("main", sys.maxsize, {}, config.batch_size)]
+
+
+def batch_key(phase: str) -> str:
+  """Return the key of a phase's batch size, without `config.`."""
+  return "batch_size" if phase == "main" else f"phases.{phase}.batch_size"
 
 
 def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDict:

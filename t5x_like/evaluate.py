@@ -202,9 +202,11 @@ def _suite(args, overrides: list[str]) -> None:
     submission=not args.no_submission,
     prepared=f"{output}/prepared" if borrowed else None,
   )
-  if args.steps:
-    return process.say(steps.markdown(steps.run(names, options, args.steps)))
   others = {_QUESTIONS: _asked(args, output / _QUESTIONS, workdirs)} if args.questions else {}
+  if args.steps:
+    found = steps.run(names, options, args.steps)
+    table = steps.markdown(found)
+    return process.say(table)
   found = suite.run(names, options, others)
   process.say(tables.markdown(found))
   if not found["tasks"]:

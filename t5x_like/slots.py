@@ -12,6 +12,7 @@ listed a second time.
 import dataclasses
 import importlib
 import inspect
+import json
 import math
 import pathlib
 import re
@@ -19,6 +20,8 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Unpack
+
+from ml_collections import ConfigDict
 
 from t5x_like import trust
 from t5x_like.errors import UserError, did_you_mean
@@ -189,6 +192,14 @@ class Slot(NamedTuple):
     return {"name": name or usual} | fill(where, arguments, function, self.given, self.also)
 
 
+def variant_of(model_class: type, model: Any) -> Any:
+  """Return the variant of a `config.model`: a name in the family's table, or a variant given by all its fields."""
+  table, given = getattr(model_class, "VARIANTS", {}), plain(model.variant)
+  if isinstance(given, str):
+    return find("config.model.variant", given, table)
+  return typed("config.model.variant", given, getattr(model_class, "VARIANT", None) or type(next(iter(table.values()))))
+
+
 def takes(function: Callable) -> list[str]:
   """Return the names of a function's arguments, including the fields of the records that it unpacks."""
   return list(_signature(function)[0])
@@ -339,6 +350,11 @@ def words(kind: Any) -> str:
   if typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):
     return f"a list of {words(typing.get_args(kind)[0])}"
   return "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
+
+
+def as_saved(values: Any) -> ConfigDict:
+  """Return values as a saved config has them: lists, no tuples."""
+  return ConfigDict(json.loads(json.dumps(plain(values))))
 
 
 def plain(value: Any) -> Any:

@@ -29,13 +29,16 @@ def main(argv: list[str]) -> None:
 def start(config, workdir: str, from_step: int | None = None, profile: range | None = None, callbacks=()) -> None:
   """Train a recipe's config to its end in a workdir; see `t5x_like.runs.Run`."""
   from t5x_like import data
+  from t5x_like.config import check_values
   from t5x_like.runtime import compile_cache, process
   from t5x_like.training.resolve import adopted, resolve
+  from t5x_like.training.workdir import imported
 
+  check_values(config)
   process.prepare()
   data.use_cache(workdir)
   compiled = compile_cache.use(workdir)
-  config = resolve(adopted(config, workdir))
+  config = resolve(adopted(config, imported(workdir), workdir))
   from t5x_like.training import loop, run
 
   with run.opened(config, workdir, from_step) as made:

@@ -163,7 +163,7 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
   from t5x_like.training import phases
 
   def batch_of(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    built = phases.build(config, lambda values: task_lib.build(split=split, **values))
+    built = phases.built(config, lambda values: task_lib.build(split=split, **values))
     return phases.at(built, step), next(phases.batches(built, step))
 
   phase, batch = batch_of(config)

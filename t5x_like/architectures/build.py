@@ -1,6 +1,6 @@
 """Build the parts of one stack from a design, turning every choice into an object.
 
-`chosen`, `variant_of` and `computed` read a recipe's choices for a model.
+`chosen` and `computed` read a recipe's choices for a model.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax
 from flax import nnx
 
 from t5x_like import nn, slots
-from t5x_like.architectures.design import Design, Variant
+from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.nn import cores, feed_forward, positions
 from t5x_like.nn import remat as policies
@@ -293,14 +293,6 @@ def chosen(variants: dict[str, Any], variant: Any, design: dict = {}, tokens: di
     if changes:
       given[name] = slots.change(f"config.model.{name}", getattr(variant, name), changes)
   return dataclasses.replace(variant, **given)
-
-
-def variant_of(model_class: type, model: Any) -> Any:
-  """Return the variant of `config.model`: a name in the family's table, or a variant given by all its fields."""
-  given = slots.plain(model.variant)
-  if isinstance(given, str):
-    return slots.find("config.model.variant", given, getattr(model_class, "VARIANTS", {}))
-  return slots.typed("config.model.variant", given, getattr(model_class, "VARIANT", Variant))
 
 
 def computed(dropout: float, remat: str | dict, layers: str, pipeline: dict = {}, drop_path: float = 0.0) -> dict:  # noqa: B006

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.parallel.constrain import TOKENS, activated, target
-from t5x_like.parallel.mesh import stages
+from t5x_like.parallel.mesh import make_mesh, stages
 
 DEFAULT = {
   # Parameters
@@ -83,6 +83,11 @@ class Rules:
         )
     return cls(mesh, table)
 
+  @classmethod
+  def of_config(cls, config, devices: list[jax.Device] | None = None) -> "Rules":
+    """Return the rules and the mesh of a resolved config; raise UserError if the mesh does not fit the devices."""
+    return cls.make(make_mesh(config.mesh.to_dict(), devices), config.rules.to_dict())
+
   def spec(self, axes: tuple[str | None, ...], first: str | None = None) -> PartitionSpec:
     """Return the partition of an array with these logical axes.
 
@@ -114,6 +119,16 @@ class Rules:
   def batch(self) -> NamedSharding:
     """Return the sharding of any batch feature: rows split over the batch axes, other axes whole."""
     return self.sharding(("batch",))
+
+  def check_batch(self, batch_size: int, parts: int, key: str = "batch_size") -> None:
+    """Check that a batch divides over the mesh and into `parts` accumulation steps; raise UserError naming `key`."""
+    ways = self.ways("batch")
+    if batch_size % (ways * parts):
+      over = "x".join(f"{axis}={self.mesh.shape[axis]}" for axis in self.axes("batch")) or "1 device"
+      raise UserError(
+        f"config.{key}: found {batch_size}, expected a multiple of {ways * parts}: it is split over {over}"
+        f" ({ways} ways) and into {parts} accumulation steps"
+      )
 
   def of_optimizer(self, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
     """Return the logical axes of a parameter's gradient and optimizer state (ZeRO-1, Rajbhandari et al. 2020)."""

@@ -56,7 +56,7 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
     with config.ignore_type():
       config.model.vocab_size = table_size(features.vocabulary(store))
   config = resolved(classes.uncounted(config), platform)
-  made = phases.build(config, lambda arguments: _task(arguments, config.train_split))
+  made = phases.built(config, lambda arguments: _task(arguments, config.train_split))
   by_name = {one.name: one for one in made[:-1]}
   if phase is not None and phase not in by_name:
     raise UserError(

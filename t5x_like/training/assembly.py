@@ -14,14 +14,14 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 import t5x_like.objectives
+from t5x_like import config as config_lib
 from t5x_like import slots, training, vocabularies
-from t5x_like.architectures.build import variant_of
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.runtime import process
 from t5x_like.training import phases
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.build import Parts, abstract_batch, build, check_batch
+from t5x_like.training.build import Parts, abstract_batch, build
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.resolve import table_size
 
@@ -63,15 +63,14 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
   Raises:
     UserError: naming the key, the value and the expectation.
   """
-  made = phases.build(config, lambda given: process.build_task("task", given.pop("name"), config.train_split, given))
+  made = phases.built(config, lambda given: process.build_task("task", given.pop("name"), config.train_split, given))
   vocabulary = made[-1].task.vocabulary
   if config.init or config.teacher or workdirs.imported(workdir):
     slots.module("other_runs", training).check(config, vocabulary, workdir)
-  config = slots.module("classes", training).counted(with_tokens(config, vocabulary), made[-1].task.classes)
+  config = slots.module("classes", training).counted(with_tokens(config, vocabulary), len(made[-1].task.classes))
   parts = build(config)
   check_vocabulary(config, vocabulary)
   for phase in made:
-    check_batch(phase.config, parts.rules, phase.batch_key)
     cores = check_task(phase.config, parts, phase.task)
   check_sizes(config, parts, made)
   evaluation = Evaluation(config, parts.model, parts.objective, parts.rules)
@@ -156,7 +155,7 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
     found["start"] = vocabularies.start_id(vocabulary)
   elif sides == ["encoder"]:
     found |= {"start": vocabulary.cls_id, "eos": vocabulary.sep_id}
-  usual, given = variant_of(model_class, config.model).tokens, config.model.tokens.to_dict()
+  usual, given = slots.variant_of(model_class, config.model).tokens, config.model.tokens.to_dict()
   slots.change("config.model.tokens", usual, given)
   fixed = ("pad",) if len(sides) == 1 else tuple(found)
   for key in fixed:
@@ -194,8 +193,8 @@ def check_sizes(config: ConfigDict, parts: Parts, made: Sequence[phases.Phase]) 
     need = rows * sum(_bytes(x.shape, x.dtype) for x in features) // jax.process_count()
     if need > host:
       raise UserError(
-        f"config.{phase.batch_key}: found {rows}, but such a batch takes {_told(need)} of the {_told(host)} of this"
-        " machine; choose a smaller batch or shorter rows"
+        f"config.{config_lib.batch_key(phase.name)}: found {rows}, but such a batch takes {_told(need)} of the"
+        f" {_told(host)} of this machine; choose a smaller batch or shorter rows"
       )
 
 

@@ -10,11 +10,11 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 import t5x_like.objectives
+from t5x_like import config as config_lib
 from t5x_like import slots, training
 from t5x_like.errors import UserError
 from t5x_like.nn import params, remat
 from t5x_like.nn.linear import has_adapters
-from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import tunings
 from t5x_like.training.guard import GUARDS, Guard, skipping
@@ -54,12 +54,15 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
     config: resolved.
     devices: of the mesh; None takes all.
   Raises:
-    UserError: the mesh does not fit the devices, or a parameter or the batch does not divide over it.
+    UserError: the mesh does not fit the devices, or a parameter or a phase's batch does not divide over it.
   """
-  rules = mesh_rules(config, devices)
-  check_batch(config, rules)
+  phases, rules = config_lib.in_order(config), Rules.of_config(config, devices)
+  for name, _, _, batch_size in phases:
+    rules.check_batch(batch_size, config.accumulation_steps, config_lib.batch_key(name))
   model, make_model = model_of(config)
   named = params.named_params(model)
+  if remat.make(config.model.get("remat", "none")).offload:
+    slots.module("offload", training).check_memory("config.model.remat", rules.mesh)
   schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
   optimizer, trained = _optimizer(config, schedule, named)
   objective = objective_of(config)
@@ -68,21 +71,14 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
       f"config.accumulation_steps: found {config.accumulation_steps}, but {config.objective.name} compares all rows of"
       f" a batch with one another; set it to 1 and --config.objective.chunks={config.accumulation_steps}"
     )
-  state = abstract_state(model, optimizer, rules)
   guard = slots.make("config.guard", config.guard, GUARDS)
   _check_kept(config, guard)
+  state = abstract_state(model, optimizer, rules)
   if guard.skips:
     optimizer = skipping(optimizer)
   if config.optimizer.get("offload", False):
     optimizer, state = slots.module("offload", training).optimizer_state(optimizer, state, rules.mesh)
-  if remat.make(config.model.get("remat", "none")).offload:
-    slots.module("offload", training).check_memory("config.model.remat", rules.mesh)
   return Parts(model, make_model, objective, optimizer, schedule, rules, state, guard, trained)
-
-
-def mesh_rules(config: ConfigDict, devices: list[jax.Device] | None = None) -> Rules:
-  """Return the mesh and the sharding rules; raise UserError if the mesh does not fit the devices."""
-  return Rules.make(make_mesh(config.mesh.to_dict(), devices), config.rules.to_dict())
 
 
 def objective_of(config: ConfigDict) -> Callable:
@@ -135,17 +131,6 @@ def _check_kept(config: ConfigDict, guard: Guard) -> None:
     raise UserError(
       f"config.guard.steps: found {guard.steps}, expected at most {kept}, (checkpoint.keep_last - 1) *"
       " checkpoint.every, as a step that far back must still be there; raise --config.checkpoint.keep_last"
-    )
-
-
-def check_batch(config: ConfigDict, rules: Rules, key: str = "batch_size") -> None:
-  """Check that a batch divides over the mesh; `key` is the config key of its size, for the UserError."""
-  ways, parts = rules.ways("batch"), config.accumulation_steps
-  if config.batch_size % (ways * parts):
-    axes = "x".join(f"{a}={rules.mesh.shape[a]}" for a in rules.table["batch"] if rules.mesh.shape[a] > 1) or "1 device"
-    raise UserError(
-      f"config.{key}: found {config.batch_size}, expected a multiple of {ways * parts}: it is split over {axes}"
-      f" ({ways} ways) and into {parts} accumulation steps"
     )
 
 

@@ -4,6 +4,7 @@ Found by name. A recipe leaves the number open if its head or its detector has n
 which open no data, take the default of the head.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -12,7 +13,6 @@ import t5x_like.models
 import t5x_like.objectives
 from t5x_like import slots
 from t5x_like.architectures import heads
-from t5x_like.architectures.build import variant_of
 from t5x_like.errors import UserError
 from t5x_like.runtime import process
 
@@ -20,7 +20,7 @@ _KEYS = {"label": "head.labels", "box_labels": "labels"}  # a target -> the mode
 _OPEN = (None, "auto")
 
 
-def counted(config: ConfigDict, classes: tuple[str, ...]) -> ConfigDict:
+def counted(config: ConfigDict, classes: int) -> ConfigDict:
   """Return the config with the number of the data's classes, where it leaves the number of the model's open.
 
   A teacher has as many classes as the student.
@@ -28,17 +28,27 @@ def counted(config: ConfigDict, classes: tuple[str, ...]) -> ConfigDict:
   Raises:
     UserError: `labels` is "auto", and the data have no classes.
   """
-  key, models = _key(config), [values for values in (config.model, config.teacher.get("model")) if values]
-  still, own = [values for values in models if _labels(values, key) in _OPEN], _labels(config.model, key)
-  number = own if isinstance(own, int) and own else len(classes)
-  if not still or not number:
-    if any(_labels(values, key) == "auto" for values in still):
+  objective = slots.find("config.objective.name", config.objective.name, t5x_like.objectives, "Objective")
+  key, made = _KEYS.get(objective.targets), ConfigDict(config.to_dict())
+  for model in filter(None, (made.model, made.teacher.get("model"))):
+    head: dict[str, Any] = {}
+    if key != "labels":
+      given = model.get("head") or "none"
+      model_class = slots.find("config.model.name", model.get("name"), t5x_like.models, "Model")
+      if given == "none" and "head" in slots.takes(model_class):
+        given = getattr(slots.variant_of(model_class, model), "head", "none")
+      name, arguments = slots.name_and_arguments("config.model.head", given)
+      if key is None or "labels" not in slots.takes(slots.find("config.model.head", name, heads, "make")):
+        continue  # the model has no classes
+      head = {"name": name} | arguments
+    labels = model.get("labels") if key == "labels" else head.get("labels")
+    if labels == "auto" and not classes:
       raise UserError(f"config.model.{key}: found 'auto', but task {config.task.name} has no classes; give the number")
-    return config
-  made = ConfigDict(config.to_dict())
-  for values in [made.model, *([made.teacher.model] if made.teacher.get("model") else [])]:
-    if _labels(values, key) in _OPEN:
-      _set(values, key, number)
+    if labels in _OPEN and classes:
+      with model.unlocked(), model.ignore_type():
+        model.update({"labels": classes} if key == "labels" else {"head": head | {"labels": classes}})
+    elif model is made.model:
+      classes = labels or classes
   return made
 
 
@@ -53,12 +63,9 @@ def uncounted(config: ConfigDict) -> ConfigDict:
 
 def of_run(config: ConfigDict, model: dict[str, Any]) -> ConfigDict:
   """Return a recipe's config with the number of classes of a run, whose `config.model` is given, where it is open."""
-  key, theirs = _key(config), ConfigDict(model)
-  if theirs.get("name") == config.model.get("name") and _labels(config.model, key) in _OPEN:
-    if isinstance(number := _labels(theirs, key), int):
-      config = ConfigDict(config.to_dict())
-      _set(config.model, key, number)
-  return config
+  head = model.get("head")
+  number = model.get("labels") or (head.get("labels") if isinstance(head, Mapping) else None)
+  return counted(config, number) if model.get("name") == config.model.get("name") and number else config
 
 
 def check(config: ConfigDict, objective, outputs: dict[str, Any], task) -> None:
@@ -78,34 +85,3 @@ def check(config: ConfigDict, objective, outputs: dict[str, Any], task) -> None:
       raise UserError(told)
     if key == "labels" or "labels" in (config.model.get("head") or {}):  # other logits are a decoder's, of its tokens
       process.say(told)
-
-
-def _key(config: ConfigDict) -> str | None:
-  objective = slots.find("config.objective.name", config.objective.name, t5x_like.objectives, "Objective")
-  return _KEYS.get(objective.targets)
-
-
-def _labels(model: ConfigDict, key: str | None) -> Any:
-  """Return the number of classes in a `config.model`; None or "auto" if it is open, 0 if the model has no such key."""
-  if key == "labels":
-    return model.get("labels")
-  name, arguments = slots.name_and_arguments("config.model.head", _head(model) if key else "none")
-  taken = slots.takes(slots.find("config.model.head", name, heads, "make"))
-  return arguments.get("labels") if "labels" in taken else 0
-
-
-def _head(model: ConfigDict) -> str | dict[str, Any]:
-  """Return the head in a `config.model`, or the variant's; "none" for a model without heads."""
-  if model.get("head"):
-    return model.head
-  model_class = slots.find("config.model.name", model.get("name"), t5x_like.models, "Model")
-  return getattr(variant_of(model_class, model), "head", "none") if "head" in slots.takes(model_class) else "none"
-
-
-def _set(model: ConfigDict, key: str, labels: int) -> None:
-  with model.unlocked(), model.ignore_type():
-    if key == "labels":
-      model.labels = labels
-    else:
-      name, arguments = slots.name_and_arguments("config.model.head", _head(model))
-      model.head = ConfigDict({"name": name} | arguments | {"labels": labels})

@@ -73,8 +73,7 @@ class Evaluation:
   def __init__(self, config: ConfigDict, model, objective, rules, only: Sequence[str] | None = None):
     from t5x_like.data import loader  # tensorflow: only where data is read
 
-    own, batch_size = {"name": None} | config.task.to_dict(), config.batch_size
-    rows = local_rows(rules.batch(), batch_size)
+    own, size = {"name": None} | config.task.to_dict(), config.batch_size
     settings: dict[str, Setting] = {}
 
     def setting(slot: str, values: dict[str, Any], split: str) -> Setting:
@@ -86,11 +85,11 @@ class Evaluation:
           raise UserError(f"config.{slot}: task {task.name} has no examples in split {split!r}; use another split")
 
         def batches(most: int | None) -> Iterator:
-          return loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=most)
+          return loader.eval_batches(task, batch_size=size, rows=local_rows(rules.batch(), size), max_examples=most)
 
         vocabulary = task.vocabulary if slot == "task" else self.task.vocabulary
         on = lambda other: setting(slot, values, other)  # noqa: E731
-        settings[key] = Setting(model, objective, task, batches, batch_size, rules, on, vocabulary, self._beat)
+        settings[key] = Setting(model, objective, task, batches, size, rules, on, vocabulary, self._beat)
       return settings[key]
 
     self._asked: Callable[[], bool] = lambda: False

@@ -10,6 +10,7 @@ from t5x_like import config as config_lib
 from t5x_like import vocabularies
 from t5x_like.data import features
 from t5x_like.errors import UserError
+from t5x_like.parallel.rules import Rules
 from t5x_like.recipes import load as load_recipe
 from t5x_like.training import build, classes, importing, other_runs
 from t5x_like.training import workdir as workdirs
@@ -29,6 +30,7 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
     UserError: there is no model, it is published and has no saved config, or the config has another model.
   """
   identity, published = opened(workdir, "--workdir")
+  imported = workdirs.imported(workdir) if published is None else None
   if rows:
     overrides = [*overrides, f"batch_size={jax.device_count()}", "accumulation_steps=1"]  # fits any mesh
   if recipe is None and published is not None:
@@ -41,14 +43,15 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
   elif published is not None:
     config = other_runs.with_model(load_recipe(recipe, overrides), identity["model"], workdir)
   else:
-    config = classes.of_run(adopted(load_recipe(recipe, overrides), workdir), identity["model"])
+    config = classes.of_run(adopted(load_recipe(recipe, overrides), imported, workdir), identity["model"])
     if "tokens" in identity["model"]:
       with config.model.unlocked(), config.model.ignore_type():
         config.model.tokens = identity["model"]["tokens"]  # from the vocabulary
     config.tuning = ConfigDict(identity["tuning"])  # the adapters
   config = resolve(config)
-  (model, _), rules = build.model_of(config), build.mesh_rules(config)
-  build.check_batch(config, rules)
+  rules = Rules.of_config(config)
+  rules.check_batch(config.batch_size, config.accumulation_steps)
+  model, _ = build.model_of(config)
   run = Trained(workdir, config, identity, model, rules, published)
   check(run)
   if published is not None:

@@ -28,7 +28,6 @@ from ml_collections import ConfigDict
 import t5x_like.models
 from t5x_like import config as config_lib
 from t5x_like import slots, vocabularies
-from t5x_like.architectures.build import variant_of
 from t5x_like.architectures.conv_encoder import ConvEncoder
 from t5x_like.architectures.detector import Detector
 from t5x_like.architectures.image_encoder import ImageEncoder
@@ -164,7 +163,7 @@ def _lengthen(config: ConfigDict) -> None:
   if "resolution" in config.model:
     return
   model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
-  position = config.model.design.to_dict().get("position", variant_of(model_class, config.model).design.position)
+  position = config.model.design.to_dict().get("position", slots.variant_of(model_class, config.model).design.position)
   longest = max(config.task.get(key) or 0 for key in ("length", "inputs_length", "targets_length"))
   if isinstance(position, dict) and position["name"] == "learned" and longest > position.get("length", 512):
     config.model.design.position = position | {"length": longest}

@@ -14,14 +14,12 @@ and the schedule go on.
 import copy
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import slots
 from t5x_like.errors import UserError
 
 
@@ -40,16 +38,11 @@ class Phase:
   task: Any
   config: ConfigDict
 
-  @property
-  def batch_key(self) -> str:
-    """The key of its batch size, without `config.`."""
-    return "batch_size" if self.name == "main" else f"phases.{self.name}.batch_size"
 
-
-def build(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> list[Phase]:
+def built(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> list[Phase]:
   """Return the phases in order, with the run's own task last and without end; `make_task` takes a task's arguments."""
   built, start = [], 0
-  for name, until, changes, batch_size in in_order(config):
+  for name, until, changes, batch_size in config_lib.in_order(config):
     own = copy.deepcopy(config)
     own.batch_size = batch_size
     task = make_task({"name": None} | config_lib.changed(config.task.to_dict(), changes))
@@ -96,26 +89,9 @@ def check_past(saved: dict[str, Any], now: ConfigDict, step: int, workdir) -> No
 
 
 def _past(config: ConfigDict, step: int) -> list[tuple[str, int, int]]:
-  ended = [(name, min(until, step), size) for name, until, _, size in in_order(config)]
+  ended = [(name, min(until, step), size) for name, until, _, size in config_lib.in_order(config)]
   return [one for number, one in enumerate(ended) if number == 0 or ended[number - 1][1] < step]
 
 
 def _told(phase: tuple[str, int, int] | None) -> str:
   return "no such phase" if phase is None else f"phase {phase[0]} up to step {phase[1]} at batch size {phase[2]}"
-
-
-def in_order(config: ConfigDict) -> list[tuple[str, int, dict[str, Any], int]]:
-  """Return (name, until, changes to the task, batch size) of every phase; the last is `main`.
-
-  Raises:
-    UserError: a phase cannot be, or ends where another does; names the key.
-  """
-  early = {}
-  for name, given in config.phases.to_dict().items():
-    phase = config_lib.Phase(**slots.fill(f"config.phases.{name}", given, config_lib.Phase))
-    if phase.until in early:
-      raise UserError(f"config.phases.{name}.until: found {phase.until} twice, expected another for every phase")
-    if "name" in phase.task:
-      raise UserError(f"config.phases.{name}.task.name: a phase changes arguments of config.task, not which task it is")
-    early[phase.until] = (name, phase.until, phase.task, phase.batch_size or config.batch_size)
-  return [*(early[until] for until in sorted(early)), ("main", sys.maxsize, {}, config.batch_size)]

@@ -5,7 +5,6 @@ vocabulary that sizes the token table.
 """
 
 import dataclasses
-import json
 from typing import Any
 
 import jax
@@ -15,13 +14,11 @@ import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
 from t5x_like import evals, slots, training, vocabularies
-from t5x_like.architectures.build import variant_of
 from t5x_like.data import tasks
 from t5x_like.errors import UserError
 from t5x_like.files.places import place
 from t5x_like.slots import Slot
-from t5x_like.training import phases, tunings
-from t5x_like.training import workdir as workdirs
+from t5x_like.training import tunings
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
@@ -39,7 +36,7 @@ _TRACKER = Slot("t5x_like.report.trackers", "Tracker")
 
 
 def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
-  """Return the recipe's config, checked, with all defaults for a platform; None is the platform of this process.
+  """Return the recipe's config, its slots checked, with all defaults for a platform; None is this process's.
 
   `auto`, or no value, becomes bfloat16 on accelerators and float32 on CPU for `model.dtype`, and scan and loop for
   `model.layers`. A `model.vocab_size` of None becomes the published size, and `auto` the size of the task's vocabulary,
@@ -48,7 +45,6 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   Raises:
     UserError: naming the key, the value and the expectation.
   """
-  config_lib.check_values(config)
   config = slots.module("other_runs", training).inherited(config) if config.init else ConfigDict(config.to_dict())
   resolved = ConfigDict(config.to_dict())
   if config.model.get("vocab_size") == "auto":
@@ -58,7 +54,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   if config.schedule.get("name") in _TO_TOTAL:
     config.schedule = ConfigDict({"total_steps": config.total_steps} | config.schedule.to_dict())
   for name, slot in _SLOTS.items():
-    resolved[name] = _as_saved(slot.complete(f"config.{name}", config[name]))
+    resolved[name] = slots.as_saved(slot.complete(f"config.{name}", config[name]))
   computed = {key: resolved.model[key] for key in ("dtype", "layers") if key in resolved.model}
   objective = slots.find("config.objective.name", resolved.objective.name, t5x_like.objectives, "Objective")
   if getattr(objective, "teacher", False):
@@ -72,20 +68,13 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     resolved.selection = ConfigDict(slots.fill("config.selection", config.selection, config_lib.Selection))
   for key, slot in (("evals", _EVALUATOR), ("trackers", _TRACKER)):
     entries = {name: slot.complete(f"config.{key}.{name}", one, name) for name, one in config[key].items()}
-    resolved[key] = _as_saved(entries)
-  phases.in_order(config)  # refuses phases that cannot be
+    resolved[key] = slots.as_saved(entries)
   return slots.make("config.tuning", resolved.tuning, tunings, "make").resolved(resolved)
 
 
-def adopted(config: ConfigDict, workdir: str) -> ConfigDict:
-  """Return the config with the model of a workdir's weights, if these were imported."""
-  found = workdirs.imported(workdir)
+def adopted(config: ConfigDict, found: dict[str, Any] | None, workdir: str) -> ConfigDict:
+  """Return the config with the model of a workdir's weights, if these were imported; see `workdir.imported`."""
   return slots.module("other_runs", training).with_model(config, found["model"], workdir) if found else config
-
-
-def _as_saved(values: ConfigDict | dict[str, Any]) -> ConfigDict:
-  """Return values as a saved config has them: lists, no tuples."""
-  return ConfigDict(json.loads(json.dumps(slots.plain(values))))
 
 
 def model_slot(slot: str, values: ConfigDict, platform: str | None) -> ConfigDict:
@@ -98,10 +87,10 @@ def model_slot(slot: str, values: ConfigDict, platform: str | None) -> ConfigDic
       resolved[key] = dataclasses.asdict(resolved[key])  # checked; a saved config has plain values
     if "variant" in resolved:
       resolved.variant = values.variant  # as given: all of its fields may be
-      variant = variant_of(model_class, values)
+      variant = slots.variant_of(model_class, values)
       if "design" in resolved:
         slots.change("config.model.design", variant.design, resolved.design)
-        resolved.design = _as_saved(resolved.design)
+        resolved.design = slots.as_saved(resolved.design)
       if "vocab_size" in resolved and resolved.vocab_size is None:
         resolved.vocab_size = variant.vocab_size
   on_cpu = (platform or jax.default_backend()) == "cpu"

@@ -83,6 +83,7 @@ class Session:
     self._writer: MetricsWriter | None = None
     self._mirror = slots.module("mirror", files).Mirror(address) if is_remote(address) else None
     self.workdir = self._mirror.local if self._mirror else pathlib.Path(address)
+    watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
     with contextlib.ExitStack() as stack:
       if self._primary:
         self._held = stack.enter_context(contextlib.closing(workdirs.hold(address)))
@@ -100,7 +101,6 @@ class Session:
       )
       if self._primary:
         check_writable("--workdir", self.workdir, _FOLDERS)
-      watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
       self.beat = stack.enter_context(watchdog).beat
       for change in self._changes:
         process.say(f"resuming with a changed config: {change}")

@@ -34,8 +34,9 @@ jax.tree_util.register_dataclass(TrainState)
 
 def abstract_params(model, rules: Rules) -> dict[str, jax.ShapeDtypeStruct]:
   """Return shapes, dtypes and shardings of the parameters of an abstract model, by name."""
-  shardings = rules.of_params(params.named_params(model))
-  return {n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=shardings[n]) for n, a in params.arrays(model).items()}
+  named, arrays = params.named_params(model), params.arrays(model)
+  shardings = rules.of_params(named)
+  return {n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=shardings[n]) for n, a in arrays.items()}
 
 
 def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules) -> TrainState:
@@ -44,9 +45,9 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
   Args:
     model: the abstract model (`jax.eval_shape` of its constructor).
   """
-  named, arrays = params.named_params(model), params.arrays(model)
+  arrays = abstract_params(model, rules)
   opt_state = jax.eval_shape(optimizer.init, arrays)
-  opt_axes = state_axes(opt_state, named)
+  opt_axes = state_axes(opt_state, params.named_params(model))
   sharded = jax.tree.map(
     lambda leaf, axes: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rules.sharding(rules.of_optimizer(axes))),
     opt_state,
@@ -54,7 +55,7 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
   )
   return TrainState(
     step=jax.ShapeDtypeStruct((), jnp.int32, sharding=rules.replicated),
-    params=abstract_params(model, rules),
+    params=arrays,
     opt_state=sharded,
     watch={n: jax.ShapeDtypeStruct((), x.dtype, sharding=rules.replicated) for n, x in guard.watch().items()},
   )

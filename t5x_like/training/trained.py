@@ -82,7 +82,7 @@ def open_saved(workdir: str, rules: Rules | None = None, flag: str = "--workdir"
     return Trained(workdir, ConfigDict(identity), identity, published.model, rules, published)
   config = config_lib.restored(identity, [], f"{workdir}/{workdirs.FILE}")
   model, _ = build.model_of(config)
-  return Trained(workdir, config, identity, model, rules or build.mesh_rules(config))
+  return Trained(workdir, config, identity, model, rules or Rules.of_config(config))
 
 
 def found(workdir: str, flag: str) -> dict[str, Any] | None:

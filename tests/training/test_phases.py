@@ -57,7 +57,7 @@ def test_batches_go_on_across_phases():
   """A ramp of batch sizes, a rest on another corpus and a return give the examples of one order."""
   changes = {"a": {"until": 2, "batch_size": 4}, "b": {"until": 5, "task": {"length": 16}}, "c": {"until": 7}}
   config = recipes.load("configs/gpt/gpt2_124m.py:debug", [f"phases={json.dumps(changes)}", "batch_size=16"])
-  built = phases.build(config, lambda values: task.build(split="train", **values))
+  built = phases.built(config, lambda values: task.build(split="train", **values))
   rows = [
     row.tobytes()
     for step in (*range(2), *range(5, 9))

@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 from t5x_like import slots
-from t5x_like.architectures.build import variant_of
 from t5x_like.architectures.widths import dims_of, resized
 from t5x_like.errors import UserError
 from t5x_like.nn import params
@@ -36,7 +35,7 @@ def at_size(config: ConfigDict, size: str, flag: str) -> ConfigDict:
     slots.find(flag, size, variants)
     given = size
   else:
-    variant = resized(flag, variants, variant_of(family, config.model), int(numbers[1]))
+    variant = resized(flag, variants, slots.variant_of(family, config.model), int(numbers[1]))
     if numbers[2] and dims_of(variant):
       layers = slots.change(flag, variant.dims, {"layers": int(numbers[2])})
       variant = dataclasses.replace(variant, dims=layers)

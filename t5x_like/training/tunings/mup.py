@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 from t5x_like import slots
-from t5x_like.architectures.build import variant_of
 from t5x_like.architectures.heads.lm import scale_of
 from t5x_like.architectures.widths import dims_of, resized
 from t5x_like.errors import UserError
@@ -75,7 +74,7 @@ def _resolved(config: ConfigDict, base: int | str | dict) -> ConfigDict:
 def _variants(values: ConfigDict, base: int | str | dict) -> tuple[type, Any, Any]:
   """Return (the family's class, the variant of `config.model`, the base)."""
   family = slots.find("config.model.name", values.name, t5x_like.models, "Model")
-  variant = variant_of(family, values)
+  variant = slots.variant_of(family, values)
   return family, variant, resized(_BASE, getattr(family, "VARIANTS", {}), variant, base)
 
 
