@@ -2,12 +2,12 @@
 
 | platform | up to SHORT logits a head | more | more, with features that the kernel lacks |
 |---|---|---|---|
-| TPU | dense | splash | chunked |
+| TPU | fused | splash | chunked |
 | GPU | dense | cudnn | chunked |
 | CPU | dense | chunked | chunked |
 
-On TPU, the kernel takes over from half as many. Positions that depend on the query (Shaw) go to the dense core. All
-these cores compute the same function.
+Up to SHORT logits, the dense core computes what the kernel refuses: decoding, caps. Positions that depend on the query
+(Shaw) always go to it. All these cores compute the same function.
 """
 
 import jax
@@ -21,11 +21,11 @@ from t5x_like.parallel.constrain import platform, ways
 
 SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix product is faster than a loop over blocks
 
-# By platform: the kernel, imported only where it is chosen, and the logits a head from which it replaces the product.
-_KERNELS = {"tpu": ("splash", 2**18), "gpu": ("cudnn", SHORT + 1)}
+# By platform: the kernels, imported only where they are chosen, up to SHORT logits a head and beyond.
+_KERNELS = {"tpu": ("fused", "splash"), "gpu": (None, "cudnn")}
 
 # "auto", and the cores that compute the same function.
-EXACT = ("auto", "dense", "chunked", "ring", "splash", "cudnn")
+EXACT = ("auto", "dense", "fused", "chunked", "ring", "splash", "cudnn")
 
 
 class Auto(Core):
@@ -38,8 +38,8 @@ class Auto(Core):
     """Choose the core for a call with these queries [B, T, N, H] and keys [B, S, K, H]."""
     logits = q.shape[1] * k.shape[1]
     placed = not (mask.causal or mask.window is not None) or (mask.aligned and ways("length") == 1)
-    name, least = _KERNELS.get(platform(), (None, 0))
-    if name is not None and placed and logits >= least:
+    name = _KERNELS.get(platform(), (None, None))[logits > SHORT]
+    if name is not None and (placed or logits <= SHORT):
       kernel = _core(name)
       if not kernel.refused(q, k, mask, softmax):
         return kernel()

@@ -1,0 +1,251 @@
+"""Attention within a TPU core's memory: a Pallas kernel that holds whole rows of logits, for short sequences.
+
+One step of the kernel computes the logits [T, S] of some heads, their softmax and its product with the values; no logit
+reaches the HBM. The backward pass computes them again and takes the gradients of queries, keys, values and bias in the
+same step, so that it keeps only the kernel's inputs. Heads stay beside one another in [B, T, N * H], as projections
+write and read them: heads narrower than 128 need neither padding nor transposition.
+
+Dropout is drawn within the kernel, from a hash of the key, the row, the head and the place, so that it depends neither
+on the mesh nor on the blocks. Other cores draw other masks of the same distribution.
+
+On other platforms, it runs in Pallas' interpreter: correct, but slow.
+
+Cost: 4 H FLOPs for each logit of a head in the forward pass, 2.5 times as many in the backward pass. Memory: O(T + S),
+and a byte for each pair of tokens that a mask tells apart.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from t5x_like.nn.cores._devices import PerDevice
+from t5x_like.nn.cores.dense import NEGATIVE
+from t5x_like.nn.dims import Dropout
+from t5x_like.parallel.constrain import platform
+
+LANES = 128  # a TPU's vector registers are this wide
+FEWEST, LARGEST = 16, 2**20  # queries; logits of a head, of which a step holds several float32 arrays
+_LOGITS = 2**18  # of a step; fewer would not outweigh its start
+_MEMORY = 96 * 2**20  # bytes that a step may take
+
+
+class Fused(PerDevice):
+  """Equal to the dense core, for every mask, bias and dropout, up to `LARGEST` logits a head."""
+
+  refuses = ("query_bias", "softcap")
+  exact = True
+
+  @classmethod
+  def refused(cls, q, k, mask, softmax):
+    (_, T, N, H), S = q.shape, k.shape[1]
+    if words := super().refused(q, k, mask, softmax):
+      return words
+    most = LARGEST // (_together(N, [H]) if softmax.bias is not None or softmax.position.biased else 1)
+    if T < FEWEST or T * S > most:
+      return f"{T} queries and {S} keys, expected at least {FEWEST} queries and at most {most} pairs"
+    return None
+
+  def attend(self, q, k, v, mask, softmax):
+    (B, T, N, _), places = q.shape, softmax.places
+    k, v = (jnp.repeat(x, N // x.shape[2], axis=2) for x in (k, v))
+    more = {}
+    if (allowed := mask.dense()) is not None:
+      more["allowed"] = allowed[:, 0].astype(jnp.int8)
+    if (bias := softmax.biases(mask.q_pos, mask.k_pos)) is not None:
+      more["bias"] = places.own_heads(bias, 1)
+    if softmax.key is not None and softmax.dropout.rate > 0:
+      more["drawn"] = _drawn(softmax.key, places.rows, places.heads)
+    out = _attend((N, softmax.dropout), *(x.reshape(*x.shape[:2], -1) for x in (q, k, v)), more)
+    return out.reshape(B, T, N, -1)
+
+
+def _drawn(key: jax.Array, rows_B: jax.Array, heads_N: jax.Array) -> jax.Array:
+  """Return the numbers from which dropout is drawn, int32 [2 + B + N]: of the key, the rows and the heads."""
+  seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, (2,)), jnp.int32)
+  return jnp.concatenate([seeds, rows_B, heads_N])
+
+
+def kept(drops: Dropout, seeds, row, head, T: int, S: int) -> jax.Array:
+  """Draw the weights of one head that stay: bool [T, S], or [1, S] if all queries drop the same keys.
+
+  Two weights share the 32 bits of a hash (the finalizer of MurmurHash3, with the key also between its products).
+
+  Args:
+    seeds: two int32 numbers; `row` and `head` are int32 too.
+  """
+  rows, half = (1 if -2 in drops.shared else T), -(-S // 2)
+  place = jax.lax.broadcasted_iota(jnp.int32, (rows, half), 0) * half
+  place += jax.lax.broadcasted_iota(jnp.int32, (rows, half), 1)
+  own = _mixed(_mixed(seeds[0], row), head), _mixed(_mixed(seeds[1], head), row)
+  bits = _mixed(place ^ own[0], own[1])
+  low, high = bits & 0xFFFF, jax.lax.shift_right_logical(bits, 16)
+  threshold = round(drops.rate * 2**16)
+  return jnp.concatenate([low, high], axis=1)[:, :S] >= threshold
+
+
+def _mixed(x, key):
+  """Return a hash of int32 `x` and `key` that changes half of the bits if one changes."""
+  shift = jax.lax.shift_right_logical
+  x = (x ^ shift(x, 16)) * jnp.int32(-2048144789) ^ key
+  x = (x ^ shift(x, 13)) * jnp.int32(-1028477387)
+  return x ^ shift(x, 16)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(static: tuple[int, Dropout], q_BTX, k_BSX, v_BSX, more: dict) -> jax.Array:
+  """Attend with heads side by side.
+
+  Args:
+    static: the number of heads, and the dropout.
+    more: `bias` float32 [B or 1, N, T, S], `allowed` int8 [B or 1, T or 1, S], `drawn` as of `_drawn`, or some of them.
+  """
+  shape = jax.ShapeDtypeStruct((*q_BTX.shape[:2], v_BSX.shape[-1]), q_BTX.dtype)
+  return _call(_forward, static, dict(q=q_BTX, k=k_BSX, v=v_BSX), more, dict(out=shape), 2)["out"]
+
+
+def _backward_pass(static, inputs, d_out):
+  q, k, v, more = inputs
+  arrays = dict(q=q, k=k, v=v, d_out=d_out.astype(q.dtype))
+  shapes = dict(dq=q, dk=k, dv=v) | ({"d_bias": more["bias"]} if "bias" in more else {})
+  shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in shapes.items()}
+  found = _call(_backward, static, arrays, more, shapes, 5)
+  return found["dq"], found["dk"], found["dv"], {name: found.get(f"d_{name}") for name in more}
+
+
+_attend.defvjp(lambda static, *inputs: (_attend(static, *inputs), inputs), _backward_pass)
+
+
+def _together(heads: int, widths: list[int]) -> int:
+  """Return the number of heads in a step: the fewest whose columns fill whole registers, or all."""
+  return next((n for n in range(1, heads) if heads % n == 0 and all(n * w % LANES == 0 for w in widths)), heads)
+
+
+def _call(kernel, static, arrays: dict, more: dict, out_shapes: dict, products: int) -> dict:
+  """Run a kernel over the blocks of heads and, for each of them, of rows.
+
+  Args:
+    arrays: [B, T or S, heads * width] each.
+    products: number of matrix products of the kernel for each logit.
+  """
+  from jax.experimental.pallas import tpu
+
+  heads, drops = static
+  (B, T, _), S, given = arrays["q"].shape, arrays["k"].shape[1], arrays | more
+  widths = [x.shape[-1] // heads for x in arrays.values()]
+  n = _together(heads, widths)
+  rows = max(r for r in range(1, B + 1) if B % r == 0 and (r == 1 or r * n * T * S <= _LOGITS))
+
+  def spec(name, x):
+    if name == "drawn":
+      return pl.BlockSpec(memory_space=tpu.SMEM)
+    if name in arrays or name in ("dq", "dk", "dv", "out"):
+      return pl.BlockSpec((rows, x.shape[1], x.shape[2] // heads * n), lambda h, b: (b, 0, h))
+    of_row = (lambda b: b) if x.shape[0] > 1 else (lambda b: 0)
+    block = (min(rows, x.shape[0]), *((n,) if x.ndim == 4 else ()), *x.shape[-2:])
+    return pl.BlockSpec(block, lambda h, b: (of_row(b), *((h,) if x.ndim == 4 else ()), 0, 0))
+
+  def run(*refs):
+    refs = dict(zip([*given, *out_shapes], refs, strict=True))
+    block, step = pl.program_id(0), pl.program_id(1)
+    if "d_bias" in refs:
+
+      @pl.when((step == 0) | (refs["d_bias"].shape[0] > 1))
+      def _():
+        refs["d_bias"][...] = jnp.zeros_like(refs["d_bias"])
+
+    def row(r, carry):
+      for h in range(n):
+        ids = [refs["drawn"][2 + i] for i in (step * rows + r, B + block * n + h)] if "drawn" in refs else ()
+        kernel(_Head(refs, n, drops, ids, r, h))
+      return carry
+
+    jax.lax.fori_loop(0, rows, row, 0)
+
+  columns, width = (-(-size // LANES) * LANES for size in (S, max(widths)))
+  flops = 2 * products * B * heads * T * columns * width
+  found = pl.pallas_call(
+    run,
+    grid=(heads // n, B // rows),
+    in_specs=[spec(*item) for item in given.items()],
+    out_specs=[spec(*item) for item in out_shapes.items()],
+    out_shape=list(out_shapes.values()),
+    compiler_params=tpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_MEMORY),
+    cost_estimate=pl.CostEstimate(flops=flops, transcendentals=B * heads * T * S, bytes_accessed=0),
+    interpret=platform() != "tpu",
+    name=f"fused{kernel.__name__}",
+  )(*given.values())
+  return dict(zip(out_shapes, found, strict=True))
+
+
+class _Head:
+  """A head of a row in a step: the places of both within the blocks, and their ids for dropout.
+
+  Attributes:
+    refs: the blocks, [rows, T or S, n * width]; of `bias` and `d_bias` [rows or 1, n, T, S], of `allowed` [rows or 1, T
+      or 1, S].
+  """
+
+  def __init__(self, refs: dict, n: int, drops: Dropout, ids: tuple, r, h: int):
+    self.refs, self.n, self.drops, self.ids, self.r, self.h = refs, n, drops, ids, r, h
+
+  def at(self, name: str) -> tuple:
+    ref = self.refs[name]
+    row = self.r if ref.shape[0] > 1 else 0
+    if name in ("bias", "d_bias"):
+      return row, self.h
+    width = ref.shape[-1] // self.n
+    return (row,) if name == "allowed" else (row, slice(None), slice(self.h * width, (self.h + 1) * width))
+
+  def __getitem__(self, name: str) -> jax.Array:
+    return self.refs[name][self.at(name)]
+
+  def __setitem__(self, name: str, value: jax.Array) -> None:
+    self.refs[name][self.at(name)] = value.astype(self.refs[name].dtype)
+
+  def masked(self, logits: jax.Array, otherwise: float) -> jax.Array:
+    return jnp.where(self["allowed"].astype(jnp.int32) != 0, logits, otherwise) if "allowed" in self.refs else logits
+
+  def powers(self) -> tuple[jax.Array, jax.Array]:
+    """Return exp(logit - maximum) and the inverse of its sums over the keys, float32 [T, S] and [T, 1]."""
+    logits = _product(self["q"], self["k"], 1, 1)
+    if "bias" in self.refs:
+      logits += self["bias"]
+    logits = self.masked(logits, NEGATIVE)
+    powers = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    return powers, 1.0 / jnp.sum(powers, axis=-1, keepdims=True)
+
+  def dropped(self, weights: jax.Array) -> jax.Array:
+    """Zero the weights that dropout drops and rescale the others."""
+    if "drawn" not in self.refs:
+      return weights
+    keep = kept(self.drops, self.refs["drawn"], *self.ids, *weights.shape)
+    rescaled = 2**16 / (2**16 - round(self.drops.rate * 2**16))
+    return weights * jnp.where(keep, rescaled, 0.0)
+
+
+def _product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
+  return jax.lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _forward(head: _Head) -> None:
+  powers, inverse = head.powers()
+  head["out"] = _product(head.dropped(powers).astype(head["v"].dtype), head["v"], 1, 0) * inverse
+
+
+def _backward(head: _Head) -> None:
+  powers, inverse = head.powers()
+  weights, d_out = powers * inverse, head["d_out"]
+  d_weights = head.dropped(_product(d_out, head["v"], 1, 1))
+  d_logits = weights * (d_weights - jnp.sum(weights * d_weights, axis=-1, keepdims=True))
+  d_logits = head.masked(d_logits, 0.0)
+  if "d_bias" in head.refs:
+    head["d_bias"] += d_logits
+  d_logits = d_logits.astype(d_out.dtype)
+  head["dq"] = _product(d_logits, head["k"], 1, 0)
+  head["dk"] = _product(d_logits, head["q"], 0, 0)
+  head["dv"] = _product(head.dropped(weights).astype(d_out.dtype), d_out, 0, 0)
+
+
+make = Fused

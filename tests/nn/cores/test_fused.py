@@ -1,0 +1,72 @@
+"""The kernel with whole rows of logits, in Pallas' interpreter."""
+
+import core_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from more import beyond
+from t5x_like.nn.cores.fused import Fused, kept
+from t5x_like.nn.dims import Dropout
+from t5x_like.nn.mask import Mask, positions
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+
+CORE = Fused()
+
+
+@pytest.mark.parametrize(
+  "kind, bias, kv_heads",
+  beyond(1, [("packed_causal", "table", 4), ("full", "none", 2), ("prefix_w5", "array", 4), ("full", "table", 1)]),
+)
+def test_it_equals_dense(kind, bias, kv_heads):
+  """Output and all gradients; rows of one array of biases share its gradient."""
+  cases.assert_equals_dense(CORE, cases.mask(kind), (*cases.qkv(K=kv_heads), *cases.bias(bias)))
+
+
+@pytest.mark.more
+def test_rows_and_heads_of_a_step_in_16_bits():
+  """Two heads of width 64 fill a register; eight rows of 24 tokens share a step."""
+  q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv(B=8, T=24, S=40, N=4, K=4, H=64))
+  mask = Mask(positions(24), positions(40), k_valid=jnp.arange(40)[None] < jnp.arange(33, 41)[:, None])
+  exact = cases.make("dense")(q, k, v, mask, scale=0.1).astype(jnp.float32)
+  np.testing.assert_allclose(CORE(q, k, v, mask, scale=0.1).astype(jnp.float32), exact, atol=0.02)
+
+
+@pytest.mark.parametrize("shared", beyond(1, [(), ((-2,),)]))
+def test_dropout_with_the_mask_that_it_draws(shared):
+  """Weights, output and gradients are those of the same mask outside of the kernel, also on a mesh."""
+  dropout, key, mask = Dropout(0.3, shared), jax.random.key(3), cases.mask("causal")
+  q, k, v = cases.qkv(K=4)
+  seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, (2,)), jnp.int32)
+  drawn = [kept(dropout, seeds, row, head, 37, 37) for row in range(2) for head in range(4)]
+  keep = jnp.stack(drawn).reshape(2, 4, -1, 37)
+  rate = round(0.3 * 2**16) / 2**16
+
+  def expected(q, k, v):
+    logits = jnp.where(mask.dense(), jnp.einsum("BTNH,BSNH->BNTS", q, k), -1e10)
+    return jnp.einsum("BNTS,BSNH->BTNH", jax.nn.softmax(logits) * keep / (1 - rate), v)
+
+  def actual(q, k, v):
+    return CORE(q, k, v, mask, scale=1.0, dropout=dropout, key=key)
+
+  def results(function):
+    return jax.jit(jax.value_and_grad(lambda *qkv: (function(*qkv) ** 2).sum(), (0, 1, 2)))(q, k, v)
+
+  with Rules.make(make_mesh(dict(data=2, tensor=2), jax.devices()[:4])).activate():
+    found = results(actual)
+  for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(results(expected)), strict=True):
+    np.testing.assert_allclose(a, e, rtol=2e-4, atol=3e-5)
+
+
+def test_what_dropout_keeps_is_random():
+  """Rate, and independence of neighbours, heads, rows and keys, within five standard deviations."""
+  draws = np.stack(
+    [kept(Dropout(0.1), seeds, row, head, 64, 65) for seeds in ((1, 2), (2, 1)) for row in (0, 1) for head in (0, 1)]
+  )
+  centred = (draws - 0.9) / 0.3
+  pairs = [centred.ravel(), centred[:, 1:] * centred[:, :-1], centred[..., 1:] * centred[..., :-1]]
+  pairs += [centred[..., :32] * centred[..., 33:]]  # halves of the same bits
+  pairs += [centred[i] * centred[j] for i in range(8) for j in range(i)]
+  assert all(abs(x.mean()) < 5 / np.sqrt(x.size) for x in pairs)
