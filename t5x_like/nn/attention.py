@@ -93,10 +93,10 @@ class Attention(Layer):
   def attend(self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None) -> jax.Array:
     """Attend from query projections [B, T, N * H] to keys and values; return [B, T, D]."""
     q_BTNH = self.q_norm(self._heads(q_BTX, "activation_heads"))
-    q_BTNH = named(self.position.rotate(q_BTNH, mask.q_pos), "query")
+    q_BTNH = named(self.position.rotate(q_BTNH, mask.q_pos) * self.scale, "query")
     if self.window is not None:
       mask = dataclasses.replace(mask, window=self.window)
-    options = dict(scale=self.scale, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
+    options = dict(scale=1.0, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
     with jax.named_scope(CAUSAL if mask.causal and mask.k_prefix is None else "attention"):
       o_BTNH = core(q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position, place=self.place, **options)
     o_BTNH = named(o_BTNH.astype(q_BTX.dtype), "context")

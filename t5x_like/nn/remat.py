@@ -88,5 +88,5 @@ def make(spec: str | dict) -> Remat:
 
 
 def named(x: jax.Array, name: Name) -> jax.Array:
-  """Name `x`, so that a recipe can keep or offload it."""
-  return checkpoint_name(x, name)
+  """Name `x` [B, T, ...], so that a recipe can keep it or offload it; kept as [B, T, X], heads need no padding."""
+  return checkpoint_name(x.reshape(*x.shape[:2], -1), name).reshape(x.shape)
