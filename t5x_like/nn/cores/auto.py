@@ -6,8 +6,8 @@
 | GPU | dense | cudnn | chunked |
 | CPU | dense | chunked | chunked |
 
-Up to SHORT logits, the dense core computes what the kernel refuses: decoding, caps. Positions that depend on the query
-(Shaw) always go to it. All these cores compute the same function.
+Up to SHORT logits, the dense core computes what the kernel refuses, and on TPU less than LEAST, such as windows of 49.
+Positions that depend on the query (Shaw) always go to it. All these cores compute the same function.
 """
 
 import jax
@@ -21,8 +21,8 @@ from t5x_like.parallel.constrain import platform, ways
 
 SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix product is faster than a loop over blocks
 
-# By platform: the kernels, imported only where they are chosen, up to SHORT logits a head and beyond.
-_KERNELS = {"tpu": ("fused", "splash"), "gpu": (None, "cudnn")}
+# By platform: the kernels, imported only where they are chosen, from LEAST to SHORT logits a head and beyond.
+_KERNELS, LEAST = {"tpu": ("fused", "splash"), "gpu": (None, "cudnn")}, 2**13
 
 # "auto", and the cores that compute the same function.
 EXACT = ("auto", "dense", "fused", "chunked", "ring", "splash", "cudnn")
@@ -39,7 +39,7 @@ class Auto(Core):
     logits = q.shape[1] * k.shape[1]
     placed = not (mask.causal or mask.window is not None) or (mask.aligned and ways("length") == 1)
     name = _KERNELS.get(platform(), (None, None))[logits > SHORT]
-    if name is not None and (placed or logits <= SHORT):
+    if name is not None and logits >= LEAST and (placed or logits <= SHORT):
       kernel = _core(name)
       if not kernel.refused(q, k, mask, softmax):
         return kernel()
