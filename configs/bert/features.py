@@ -1,9 +1,9 @@
 """BERT's features for named entities: all feature-based rows of table 7 (Devlin et al. 2019, section 5.3).
 
-  python -m t5x_like.evaluate --workdir=runs/bert_base --suite=tags --tasks=ner --data=DATA \\
+  python -m t5x_like.evaluate --workdir=runs/bert_base --suite=tags --tasks=conll --data=DATA \\
       --config=configs/bert/features.py:concat_last_four --output=runs/bert_base/suites/concat_last_four
-  python -m t5x_like.train --config=configs/bert/features.py --workdir=runs/ner --config.init.workdir=runs/bert_base \\
-      --config.task.data_dir=DATA
+  python -m t5x_like.train --config=configs/bert/features.py --workdir=runs/conll --config.task.data_dir=DATA \\
+      --config.init.workdir=runs/bert_base
 
 The encoder is frozen and does not drop out. Two layers of a bidirectional LSTM, as wide as the encoder in each
 direction, read its hidden states; the first token of a word gives its tag. An argument names the states. The paper's
@@ -33,7 +33,7 @@ _TASKS = {f"tags/{name}": task for name, task in tags.SUITE.tasks.items()}
 LAPTOP = {"model.head.states": [-2, -1]}  # of two layers
 
 
-def get_config(task: Literal[tuple(_TASKS)] = "tags/ner", states: Literal[tuple(_STATES)] = "last"):
+def get_config(task: Literal[tuple(_TASKS)] = "tags/conll", states: Literal[tuple(_STATES)] = "last"):
   config = encoder.get_config(task, official=True)
   numbers, combine = _STATES[states]
 

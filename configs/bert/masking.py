@@ -3,7 +3,7 @@
   python -m t5x_like.train --config=configs/bert/masking.py:mask_100 --workdir=runs/bert_mask_100
 
 As `base.py`. An argument names the shares in percent of the mask, of the same token and of a random one. Fine-tune each
-with `evaluate --suite=glue --tasks=mnli` and `--suite=tags --tasks=ner`. The paper's dev scores of MNLI, and of CoNLL
+with `evaluate --suite=glue --tasks=mnli` and `--suite=tags --tasks=conll`. The paper's dev scores of MNLI, and of CoNLL
 2003 by fine-tuning and by features:
 
   mask_80_same_10_random_10  84.2 95.4 94.9      mask_80_same_20     84.4 95.2 94.7

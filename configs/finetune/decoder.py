@@ -14,15 +14,9 @@ dev set. Expected of GPT-1 (tables 2 to 4): SST-2 91.3, CoLA 45.4, RTE 56.0, RAC
 from typing import Literal
 
 from t5x_like.benchmarks import suites
-from t5x_like.benchmarks.suites import choices, glue, superglue
 from t5x_like.config import defaults
 
-_TASKS = {
-  f"{name}/{task}": benchmark
-  for name, suite in (("glue", glue), ("superglue", superglue), ("choices", choices))
-  for task, benchmark in suite.SUITE.tasks.items()
-  if benchmark.decoder
-}
+_TASKS = suites.learned_as("decoder")
 LAPTOP = {"schedule.learning_rate": 3e-4}
 
 

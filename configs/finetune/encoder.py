@@ -14,23 +14,9 @@ layer-wise rates, `--config.tuning.name=layer_decay --config.tuning.rate=0.8`. E
 from typing import Literal
 
 from t5x_like.benchmarks import suites
-from t5x_like.benchmarks.suites import choices, docstrings, glue, squad, superglue, tags, xquad
 from t5x_like.config import defaults
 
-_TASKS = {
-  f"{name}/{task}": benchmark
-  for name, suite in (
-    ("docstrings", docstrings),
-    ("glue", glue),
-    ("superglue", superglue),
-    ("squad", squad),
-    ("xquad", xquad),
-    ("tags", tags),
-    ("choices", choices),
-  )
-  for task, benchmark in suite.SUITE.tasks.items()
-  if benchmark.encoder
-}
+_TASKS = suites.learned_as("encoder")
 LAPTOP = {"schedule.learning_rate": 3e-4}
 
 

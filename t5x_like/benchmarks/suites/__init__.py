@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from t5x_like import slots
+
 BUCKETS = 4  # the most lengths of training batches, see `training/buckets.py`
 Values = dict[str, Any]
 
@@ -242,9 +244,13 @@ def generated(
   evaluated: Mapping[str, str | Values] | None = None,
   **judge: Any,
 ) -> Benchmark:
-  """Make a benchmark of generated text; `judge` are further arguments of the evaluator."""
+  """Make a benchmark of generated text; `judge` are further arguments of the evaluator.
+
+  A score in `counted` is that of every evaluation, or of one: `dev/bleu`.
+  """
   evaluated = evaluated or {"dev": "validation"}
-  scores = tuple(f"{name}/{score}" for name in evaluated for score in counted)
+  scores = [score if "/" in score else f"{name}/{score}" for name in evaluated for score in counted]
+  scores = tuple(dict.fromkeys(scores))
   lengths = {"inputs_length": inputs_length, "targets_length": targets_length}
   text = _text(inputs, targets, list(metrics), scores, **lengths, **judge)
   return Benchmark(source, files, examples, text=text, evaluated=evaluated)
@@ -300,6 +306,13 @@ def spans(
     answers = {"ids": ["id"], "references": "answers", "inputs_length": 512, "targets_length": 32}
     text = rewritten("squad", ["answers"], ("exact_match", "f1"), **answers)
   return Benchmark(source, files, examples, form, text, evaluated or {"dev": "validation"}, own_files or {})
+
+
+def learned_as(kind: str) -> dict[str, Benchmark]:
+  """Return the tasks of all suites that have a form for `encoder`, `decoder` or `text`, by `SUITE/TASK`."""
+  found = {name: slots.find("suite", name, __name__, "SUITE").tasks for name in slots.names(__name__)}
+  tasks = {f"{name}/{task}": benchmark for name, tasks in found.items() for task, benchmark in tasks.items()}
+  return {name: benchmark for name, benchmark in tasks.items() if getattr(benchmark, kind)}
 
 
 def apply(config: Any, benchmark: Benchmark, form: Form, official: bool = False) -> None:

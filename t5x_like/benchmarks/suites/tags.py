@@ -1,8 +1,15 @@
-"""Tags of words: emerging entities (WNUT-17, Derczynski et al. 2017), parts of speech (Universal Dependencies)."""
+"""Tags of words: named entities of news (CoNLL-2003, Tjong Kim Sang & De Meulder 2003) and of the web (WNUT-17,
+Derczynski et al. 2017), and parts of speech (Universal Dependencies).
+"""
 
 from t5x_like.benchmarks.suites import Files, Suite, tagged
 
 _KINDS = ("corporation", "creative-work", "group", "location", "person", "product")
+_CONLL = {
+  "train": ["eng.train", "train.txt"],
+  "validation": ["eng.testa", "valid.txt", "dev.txt"],
+  "test": ["eng.testb", "test.txt"],
+}
 _POS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X".split()
 
 _WNUT = {
@@ -16,6 +23,14 @@ _EWT = {
 
 SUITE = Suite(
   {
+    "conll": tagged(
+      None,
+      14_041,
+      files=Files("conll_2003", "entities", _CONLL),
+      tags=("O", *(f"{begin}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for begin in "BI")),
+      field="entities",
+      score="f1",
+    ),
     "ner": tagged(
       None,
       3_394,

@@ -14,7 +14,7 @@
     lines:news.en.gz                                one record per line; field `text`
     parallel:corpus/{split}.{field}.gz              translation: line n of `train.en.gz` and of `train.de.gz`
     squad:train=train-v2.0.json.gz                  SQuAD's files; id, title, context, question, answers
-    multirc: record: wsc: race: webquestions:       the files of these benchmarks, one record per question or option
+    multirc: record: wsc: race: webquestions: stories: entities: sgm:  the files of benchmarks, see each format's file
     salient:[FINDER@]SOURCE                         sentences with a date, number or name masked, one record a span
     t5:stsb:SOURCE                                  T5's texts of a benchmark's records, see `t5.py`
     official:{…}                                    a benchmark's files by their usual names, see `benchmarks/suites/`

@@ -9,7 +9,7 @@
     format    the reader of the files, another format of this folder
     splits    by split, the possible names of its file, the likeliest first; a list is several files that make a split.
               `RTE/train.tsv` is found in any folder RTE below `data_dir`, or as `data_dir`/train.tsv
-    header    the columns of a TSV file, unless its first line names one of the fields
+    header    the columns of a TSV file, unless its first line names one of the fields; the languages of `parallel`
     fields    by field, its column, or a path into the record such as `meta.label`; other fields keep their names, and
               a file without that column may have the field itself
     classes   by field, the names of the classes in the order of the numbers that files may have instead; no names for
@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, check_fields, check_split, open_source, value
+from t5x_like.corpora.sources import Record, Skip, check_fields, check_split, open_source, parallel, value
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import globs
@@ -73,7 +73,7 @@ class Source(Base):
     check_split(self, split)
     table, spelled = self._table, ",".join(f"train={path}" for path in self._paths[split])
     if table.format == "parallel":
-      return open_source(f"parallel:{self._paths[split][0]}", fields=tuple(table.header))
+      return open_source(f"parallel:{','.join(self._paths[split])}", fields=tuple(table.header))
     if table.format == "tsv":
       return open_source(f"tsv:{spelled}", fields=("0",))
     return open_source(f"{table.format}:{spelled}")
@@ -168,7 +168,8 @@ def _found(table: _Table, where: str | None) -> tuple[dict[str, list[str]], dict
 
 def _search(name: str, table: _Table, inside: Mapping[str, str], where: str) -> str | None:
   """Return the path of a file, or a pattern for the files of a folder (`*`) or of languages (`{field}`)."""
-  spelled = (name.replace("{field}", table.header[0]) if "{field}" in name else name).lower()
+  first = parallel.path_of(name, table.header, table.header[0]) if "{field}" in name else name
+  spelled = first.lower()
   alone = f"/{os.path.basename(spelled)}"
   hits = [inside[alone]] if alone in inside else fnmatch.filter(inside, f"*/{spelled}")
   hits = [inside.get(hit, hit) for hit in hits]
@@ -178,7 +179,7 @@ def _search(name: str, table: _Table, inside: Mapping[str, str], where: str) -> 
     raise UserError(f"{where}: found {hits[0]} and {hits[1]}, expected one {name}; give the folder of one of them")
   if not hits or "{field}" not in name:
     return hits[0] if hits else None
-  return "{field}".join(hits[0].rsplit(table.header[0], 1))
+  return os.path.basename(name).join(hits[0].rsplit(os.path.basename(first), 1))
 
 
 def _named(table: _Table, where: str) -> tuple[dict[str, list[str]], dict[str, tuple[int, int]]]:

@@ -1,0 +1,26 @@
+"""Summaries of news, CNN/Daily Mail (See et al. 2017), with T5's text and ROUGE (Raffel et al. 2020).
+
+The table counts ROUGE-2, as tables 1 to 13 of the paper; all are computed without a stemmer. The likeliest token is
+taken at every step; `--config.evals.dev.beams=4` is table 14's search. Targets have 256 tokens, where T5 packs 512.
+"""
+
+from t5x_like.benchmarks.suites import Files, Suite, generated
+
+_LISTS = {"train": ["all_train.txt"], "validation": ["all_val.txt"], "test": ["all_test.txt"]}
+
+SUITE = Suite(
+  {
+    "cnn_dailymail": generated(
+      "tfds:cnn_dailymail",
+      287_113,
+      files=Files("cnn_dailymail", "stories", _LISTS),
+      inputs="summarize: {article}",
+      targets="{highlights}",
+      metrics=[{"name": "rouge", "use_stemmer": False}],
+      counted=("dev/rouge2",),
+      evaluated={"dev": "validation", "test": "test"},
+      inputs_length=512,
+      targets_length=256,
+    )
+  }
+)

@@ -1,0 +1,57 @@
+"""`stories:PATTERN`: CNN/Daily Mail, not anonymised (See et al. 2017); fields `article` and `highlights`.
+
+The files are lists of addresses, such as `all_train.txt`. The folders `cnn/stories` and `dailymail/stories` of the
+archives lie beside them or one folder above; the name of a story is the SHA-1 hash of its address. A line without a
+mark at its end gets a full stop, and highlights are lines, as in TensorFlow datasets from 3.2.0. A story without an
+article or highlights is skipped.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+
+from t5x_like.corpora.sources import Record, Skip, _files
+from t5x_like.errors import UserError
+from t5x_like.files import globs
+from t5x_like.files.places import place
+
+_ENDS = tuple(".!?'`\")\u2019\u201d")
+_HIGHLIGHT = "@highlight"
+_PUBLISHERS = ("cnn", "dailymail")
+
+
+class Source(_files.FileSource):
+  """One record per address of a list."""
+
+  def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
+    beside = os.path.dirname(globs.absolute(path))
+    roots = (beside, os.path.dirname(beside))
+    root = next((root for root in roots if any(place(f"{root}/{name}/stories").exists() for name in _PUBLISHERS)), None)
+    if root is None:
+      raise UserError(f"{path}: found no folder cnn/stories beside it or one folder above, expected the stories there")
+    for number, line in _files.lines(path):
+      where = f"{path}:{number}"
+      if isinstance(line, Skip):
+        yield where, line
+        continue
+      address = line.strip()
+      publisher = next((name for name in _PUBLISHERS if f"{name}." in address), _PUBLISHERS[0])
+      story = f"{root}/{publisher}/stories/{hashlib.sha1(address.encode()).hexdigest()}.story"
+      if address and not place(story).exists():
+        raise UserError(f"{where}: found no story of {address[:80]}, expected the file {story}; unpack both archives")
+      if address:
+        text = _files.whole(story)
+        yield where, text if isinstance(text, Skip) else _record(text)
+
+
+def _record(text: str) -> Record | Skip:
+  article, highlights, marked = [], [], False
+  for line in filter(None, map(str.strip, text.split("\n"))):
+    if line.startswith(_HIGHLIGHT):
+      marked = True
+      continue
+    line = line if line.endswith(_ENDS) or _HIGHLIGHT in line else f"{line}."
+    (highlights if marked else article).append(line)
+  if not article or not highlights:
+    return Skip("no article or no highlights")
+  return {"article": " ".join(article), "highlights": "\n".join(highlights)}
