@@ -1,23 +1,27 @@
-"""T5, fine-tuned or trained on all tasks of GLUE, SuperGLUE and SQuAD at once (Raffel et al. 2020, section 3.5.2).
+"""T5, fine-tuned or trained on many tasks at once (Raffel et al. 2020, section 3.5.2).
 
   python -m t5x_like.train --config=configs/finetune/mixture.py:superglue --workdir=runs/superglue \\
       --config.init.workdir=runs/t5_base --config.task.maximum=65536 --config.task.temperature=2
 
-The argument is a suite, or `all` for GLUE, SuperGLUE and SQuAD together. Tasks are drawn in proportion to their
-examples, of which at most `task.maximum` count (the paper's K). Their rates are raised to 1 / `task.temperature` (its
-T): 1 is proportional, the paper's mixture for fine-tuning. `configs/t5/multitask.py` adds unlabelled text (table 11).
-The examples are T5's: of ReCoRD one for each answer, of WSC those whose referent is right. WNLI is left out, as in T5.
-Every task is evaluated by its own metrics (`--evals=NAME`). Data are TensorFlow datasets, prepared in the directory
+The argument is `glue`, `superglue`, or `all`: both with SQuAD, summaries (CNN/Daily Mail) and translations (WMT), all
+supervised tasks of the paper. Tasks are drawn in proportion to their examples, of which at most `task.maximum` count
+(the paper's K). Their rates are raised to 1 / `task.temperature` (its T): 1 is proportional, the paper's mixture for
+fine-tuning. `configs/t5/multitask.py` adds unlabelled text (table 11). The examples are T5's: of ReCoRD one for each
+answer, of WSC those whose referent is right, and definite pronoun resolution beside WSC. As in the released mixtures,
+WNLI is left out, and of RTE, which is in GLUE and in SuperGLUE, half the examples count in each. T5 packs rows of 512
+tokens; here a row is an example, and summaries and translations are cut after 256 tokens in training. Every task is
+evaluated by its own metrics on its dev set (`--evals=NAME`). Data are TensorFlow datasets, prepared in the directory
 that TFDS_DATA_DIR names. Not run at full size here.
 """
 
 from typing import Literal
 
-from t5x_like.benchmarks.suites import glue, squad, superglue
+from t5x_like.benchmarks.suites import cnn_dailymail, glue, squad, superglue, wmt
 from t5x_like.config import defaults
 
-_SUITES = {"glue": ("glue",), "superglue": ("superglue",), "all": ("glue", "superglue", "squad")}
-_FILES = {"glue": glue, "superglue": superglue, "squad": squad}
+_FILES = {"glue": glue, "superglue": superglue, "squad": squad, "cnn_dailymail": cnn_dailymail, "wmt": wmt}
+_SUITES = {"glue": ("glue",), "superglue": ("superglue",), "all": tuple(_FILES)}
+_PRONOUNS = {"source": "t5:dpr:tfds:definite_pronoun_resolution", "inputs": "{inputs}", "targets": "{targets}"}
 LAPTOP = {"schedule.learning_rate": 1e-3, "evals": {"loss": {"max_examples": 64}}}
 
 
@@ -25,7 +29,7 @@ def get_config(suite: Literal[tuple(_SUITES)] = "glue"):
   config = defaults()
 
   config.model = {"name": "t5", "variant": "t5-v1_1-base", "dropout": 0.1, "vocab_size": 32_128}
-  lengths = {"inputs_length": 512, "targets_length": 62}
+  own = {"too_long": "truncate", "packed": False}
   parts, evals = {}, {}
   for file in _SUITES[suite]:
     for name, benchmark in _FILES[file].SUITE.tasks.items():
@@ -34,16 +38,20 @@ def get_config(suite: Literal[tuple(_SUITES)] = "glue"):
         source = benchmark.sources(False, benchmark.text)["task.source"]
         texts = {key: benchmark.text.task[key] for key in ("inputs", "targets")}
         parts[label] = {"source": source} | texts
+        lengths = {"inputs_length": 512, "targets_length": benchmark.text.task["targets_length"]}
         for split, where in benchmark.evaluated.items():
-          task = {"task": {"name": "text_to_text"} | parts[label] | lengths | {"too_long": "truncate", "packed": False}}
-          evals[f"{label}_{split}"] = dict(benchmark.text.evaluator) | task | {"split": where}
+          task = {"task": {"name": "text_to_text"} | parts[label] | lengths | own}
+          if where != "test":
+            evals[f"{label}_{split}"] = dict(benchmark.text.evaluator) | task | {"split": where}
   config.task = {
     "name": "mixture",
-    "shared": {"name": "text_to_text", "too_long": "truncate", "packed": False} | lengths,
-    "parts": parts,
+    "shared": {"name": "text_to_text", "inputs_length": 512, "targets_length": 256 if suite == "all" else 62} | own,
+    "parts": parts | ({"dpr": _PRONOUNS} if "superglue" in _SUITES[suite] else {}),
     "rates": "temperature",
     "temperature": 1.0,
     "maximum": 2**19,
+    "period": 2**20,  # CB is drawn once in a million examples of the largest mixture
+    "weights": {"rte": 0.5, "superglue_rte": 0.5} if suite == "all" else {},
   }
   config.objective = {"name": "encoder_decoder"}
   config.eval_split = "train"  # the tasks name their own splits

@@ -1,12 +1,13 @@
-"""T5, pretrained on unlabelled text and on the tasks of GLUE, SuperGLUE and SQuAD at once (Raffel et al. 2020).
+"""T5, pretrained on unlabelled text and on all supervised tasks of the paper at once (Raffel et al. 2020).
 
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
   python -m t5x_like.train --config=configs/t5/multitask.py --workdir=runs/t5_multitask
 
 The published models of version 1.0 were pretrained so (section 3.7): span corruption as one task among the others, all
 drawn in proportion to their examples. Of the unlabelled text 710,000 examples count for `:small`, 2,620,000 for base,
-8,660,000 for `:large`, 33,500,000 for `:xl` and 133,000,000 for `:xxl`, the only task that `task.maximum` bounds. The
-paper's mixture also has summaries and translations. It trains 1,000,000 steps of 2,048 sequences; batches of 128 here.
+8,660,000 for `:large`, 33,500,000 for `:xl` and 133,000,000 for `:xxl`: `task.maximum`, which also bounds translations
+into German and French. The tasks are those of `configs/finetune/mixture.py:all`: GLUE, SuperGLUE, SQuAD, summaries and
+translations. The paper trains 1,000,000 steps of 2,048 sequences; batches of 128 here.
 
 `:baseline` is that of section 3.5, denoising without spans, and trains 2^19 + 2^18 steps from scratch. Expected on GLUE
 (table 11) with `--config.task.maximum=2**K`: 80.45 with K = 16, 81.56 with 17, 81.67 with 18, 81.42 with 19, 80.80 with
@@ -28,8 +29,8 @@ def get_config(size: Literal[tuple(_UNLABELLED)] = "base", baseline: bool = Fals
   if baseline:
     config.task, config.total_steps = architectures.get_config().task, 2**19 + 2**18
   tasks = mixture.get_config("all")
-  own = {"vocabulary": "data/c4_en/vocabulary", "targets_length": 114, "too_long": "truncate", "packed": False}
-  parts = {label: own | part for label, part in tasks.task.parts.to_dict().items()}
+  own = {"vocabulary": "data/c4_en/vocabulary"}
+  parts = {label: tasks.task.shared.to_dict() | own | part for label, part in tasks.task.parts.to_dict().items()}
   unlabelled = config.task.to_dict()
   config.evals = {"unlabelled": {"name": "loss", "task": unlabelled, "split": "validation", "max_examples": 16_384}}
   config.evals.update({label: entry | {"task": entry["task"] | own} for label, entry in tasks.evals.to_dict().items()})
@@ -40,6 +41,8 @@ def get_config(size: Literal[tuple(_UNLABELLED)] = "base", baseline: bool = Fals
     "rates": "temperature",
     "temperature": 1.0,
     "maximum": 2**19 if baseline else _UNLABELLED[size],
+    "weights": tasks.task.weights.to_dict(),
+    "period": tasks.task.period,
   }
   config.eval_split, config.eval_every = "train", 5_000  # the tasks name their own splits
   return config

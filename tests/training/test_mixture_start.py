@@ -39,10 +39,27 @@ def test_tasks_are_drawn_by_their_examples_up_to_a_limit():
   assert second / first == pytest.approx(2)
 
 
+@pytest.mark.parametrize("size", ["small", "xxl"])
+def test_every_task_of_the_pretraining_mixture_is_drawn(size):
+  """With the sizes of the data sets; RTE, in two suites, counts half in each."""
+  task = recipes.load(f"configs/t5/multitask.py:{size}").task
+  examples = {name.partition("/")[2]: one.examples for name, one in suites.learned_as("text").items()}
+  examples |= {"unlabelled": 10**9, "dpr": 1_322, "superglue_rte": 2_490, "record": 138_854, "wsc": 259}
+  sizes = [examples[name] * task.weights.get(name, 1.0) for name in task.parts]
+  rates = mixture.temperature(sizes, task.temperature, task.maximum)
+  found = dict(zip(task.parts, mixture.counts(dict(zip(task.parts, rates)), task.period)))
+  assert min(found.values()) > 0 and found["rte"] == found["superglue_rte"]
+  assert found["en_fr"] / found["unlabelled"] == pytest.approx(1 if size == "small" else 40_853_298 / 133e6, rel=1e-3)
+
+
 def test_the_recipe_has_every_text_of_its_suites():
   config = recipes.load("configs/finetune/mixture.py:all")
-  tasks = [slots.find("suite", name, suites, "SUITE").tasks for name in ("glue", "superglue", "squad")]
+  names = ("glue", "superglue", "squad", "cnn_dailymail", "wmt")
+  tasks = [slots.find("suite", name, suites, "SUITE").tasks for name in names]
   texts = sum(benchmark.text is not None for suite in tasks for benchmark in suite.values())
-  assert len(config.task.parts) == texts - 1  # all but WNLI
+  assert len(config.task.parts) == texts  # without WNLI, with pronouns
+  assert config.task.parts.dpr.source == "t5:dpr:tfds:definite_pronoun_resolution"
+  assert config.task.parts.en_ro.source == "tfds:wmt16_translate/ro-en"
+  assert config.evals.en_de_dev.task.targets_length == 256 and "en_de_test" not in config.evals
   assert config.task.parts.stsb.source == "t5:stsb:tfds:glue/stsb"
   assert config.evals.multirc_dev.questions and config.evals.mnli_matched.split == "validation_matched"

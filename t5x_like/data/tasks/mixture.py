@@ -45,6 +45,7 @@ def task(
   rates: dict | Literal["equal", "proportional", "temperature"] = "equal",
   maximum: int | None = None,
   temperature: float = 1.0,
+  weights: dict = {},  # noqa: B006
   period: int = 10_000,
   shared: dict = {},  # noqa: B006
   label: str | None = None,
@@ -57,6 +58,7 @@ def task(
     rates: the parts' rates by label, in any unit; missing ones are 1. Or the rule that computes them.
     maximum: the most examples of a part that count for proportional and temperature rates.
     temperature: the temperature of `rates="temperature"`.
+    weights: for these two rates, the factor by which a part's examples count, by label; 1 if missing.
     period: places in a period of the schedule; rates are exact in it, up to rounding to whole examples.
     shared: default arguments of all parts.
     label: the name in metrics; by default `mixture`.
@@ -65,7 +67,7 @@ def task(
     UserError: naming the part and key: no parts, an unknown task, arguments it refuses, a rate that is not a number or
       belongs to no part, or parts that cannot be mixed.
   """
-  return _made("task", split, parts, rates, maximum, temperature, period, shared, label)
+  return _made("task", split, parts, rates, maximum, temperature, weights, period, shared, label)
 
 
 def _made(
@@ -75,6 +77,7 @@ def _made(
   rates: dict | str,
   maximum: int | None,
   temperature: float,
+  weights: dict,
   period: int,
   shared: dict,
   label: str | None,
@@ -85,17 +88,17 @@ def _made(
   for name in parts:
     slots.check_name(f"config.{slot}.parts", name)
   explicit = dict(rates) if hasattr(rates, "keys") else {}
-  for name, rate in explicit.items():
+  for key, name, rate in [("rates", *one) for one in explicit.items()] + [("weights", *one) for one in weights.items()]:
     if name not in parts:
       raise UserError(
-        f"config.{slot}.rates.{name}: no such part{did_you_mean(name, parts)}; there are {', '.join(parts)}"
+        f"config.{slot}.{key}.{name}: no such part{did_you_mean(name, parts)}; there are {', '.join(parts)}"
       )
     if not slots.fits(rate, float):
-      raise UserError(f"config.{slot}.rates.{name}: found {rate!r}, expected a positive number")
+      raise UserError(f"config.{slot}.{key}.{name}: found {rate!r}, expected a positive number")
   made = {name: _part(f"{slot}.parts.{name}", split, part, shared) for name, part in sorted(parts.items())}
   shares = [explicit.get(name, 1.0) for name in made]
   if rates in ("proportional", "temperature"):
-    sizes = [mixture.corpus_examples(part) for part in made.values()]
+    sizes = [mixture.corpus_examples(part) * weights.get(name, 1.0) for name, part in made.items()]
     shares = mixture.temperature(sizes, temperature if rates == "temperature" else 1.0, maximum)
   return mixture.mix(made, dict(zip(made, shares, strict=True)), period=period, name=label or "mixture")
 
