@@ -8,7 +8,7 @@ Sections 4.1 and 4.2: windows of 4,096 tokens, 14.8 trillion of them, AdamW, wei
 falls to a tenth, here on a straight line instead of a cosine. The paper's batch grows from 3,072 to 15,360 rows; after
 10 trillion tokens set --config.objective.next_weight=0.1, for the last 0.5 --config.model.design.experts.bias_rate=0.
 No token is dropped in the paper; here an expert has slots for 1.5 times its share. 2,048 accelerators or more. The
-published model scores 87.1 on MMLU with 5 shots (table 3). Not run at full size here.
+published base model scores 87.1 on MMLU with 5 shots (table 3). Not run at full size here.
 """
 
 from t5x_like.config import defaults

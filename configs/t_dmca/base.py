@@ -7,8 +7,8 @@
 Each line of `wikisum/train.jsonl` has a `title`, its `references` and the `article`, or its first section.
 References are the paragraphs of cited pages and search results, the most relevant first: the paper ranks them by
 tf-idf with the title, and Tensor2Tensor's `wikisum` has programs for it; this project has none. They are cut to fit the
-row. The model also learns to predict its inputs; `eval/articles/perplexity` is of the article alone. Expected on the
-test set (table 4), perplexity and ROUGE-L:
+row. The model also learns to predict its inputs; `eval/articles/loss` is of the article alone. Expected on the test set
+(table 4, whose perplexity is its logarithm, as in figure 3), that loss and ROUGE-L:
 
   t_d        inputs of 4,000                  2.22  33.6
   t_dmca     inputs of 11,000                 2.05  36.2
