@@ -138,6 +138,7 @@ def _build_in(config: ConfigDict) -> None:
   if "parts" in task and _told(task.get("shared", {}).get("name"), "BUILT_IN"):
     task.parts = {label: {} for label in list(task.parts)[:2]}
     task = task.shared
+    _shorten(task, _DEBUG_LENGTH)  # by the lengths of its own kind
   if config.teacher:
     model = (config.teacher.get("model") or config.model).to_dict()
     model |= {"variant": tiny_variant(model["name"], model["variant"])}

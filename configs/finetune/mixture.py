@@ -22,7 +22,7 @@ from t5x_like.config import defaults
 _FILES = {"glue": glue, "superglue": superglue, "squad": squad, "cnn_dailymail": cnn_dailymail, "wmt": wmt}
 _SUITES = {"glue": ("glue",), "superglue": ("superglue",), "all": tuple(_FILES)}
 _PRONOUNS = {"source": "t5:dpr:tfds:definite_pronoun_resolution", "inputs": "{inputs}", "targets": "{targets}"}
-LAPTOP = {"schedule.learning_rate": 1e-3, "evals": {"loss": {"max_examples": 64}}}
+LAPTOP = {"schedule.learning_rate": 1e-3, "task.weights": {}, "evals": {"loss": {"max_examples": 64}}}
 
 
 def get_config(suite: Literal[tuple(_SUITES)] = "glue"):

@@ -21,7 +21,7 @@ from configs.finetune import mixture
 from configs.t5 import architectures, base
 
 _UNLABELLED = {"small": 710_000, "base": 2_620_000, "large": 8_660_000, "xl": 33_500_000, "xxl": 133_000_000}
-LAPTOP = {"task.parts.unlabelled.inputs_length": 128, "evals": {"loss": {"max_examples": 64}}}
+LAPTOP = {"task.parts.unlabelled.inputs_length": 128, "task.weights": {}, "evals": {"loss": {"max_examples": 64}}}
 
 
 def get_config(size: Literal[tuple(_UNLABELLED)] = "base", baseline: bool = False):
@@ -30,7 +30,8 @@ def get_config(size: Literal[tuple(_UNLABELLED)] = "base", baseline: bool = Fals
     config.task, config.total_steps = architectures.get_config().task, 2**19 + 2**18
   tasks = mixture.get_config("all")
   own = {"vocabulary": "data/c4_en/vocabulary"}
-  parts = {label: tasks.task.shared.to_dict() | own | part for label, part in tasks.task.parts.to_dict().items()}
+  texts = {key: tasks.task.shared[key] for key in ("targets_length", "too_long", "packed")} | own
+  parts = {label: texts | part for label, part in tasks.task.parts.to_dict().items()}
   unlabelled = config.task.to_dict()
   config.evals = {"unlabelled": {"name": "loss", "task": unlabelled, "split": "validation", "max_examples": 16_384}}
   config.evals.update({label: entry | {"task": entry["task"] | own} for label, entry in tasks.evals.to_dict().items()})
