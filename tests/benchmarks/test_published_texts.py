@@ -1,0 +1,64 @@
+"""Suites of translations, summaries and named entities, learned and scored from official files through the command."""
+
+import hashlib
+import json
+
+import pytest
+
+import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the run is of
+from t5x_like import evaluate, train
+from tests.runs import alone
+
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("compiled", "one_device")]
+SHORT = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2", "--config.batch_size=4")
+
+
+def write(path, text: str) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(text)
+
+
+def table(folder) -> dict:
+  return json.loads((folder / "results.json").read_text())["tasks"]
+
+
+def test_translations_and_summaries_have_their_published_scores(tmp_path, capsys):
+  """The table counts BLEU and ROUGE-2 on the dev set; test sets are scored beside."""
+  data = tmp_path / "data"
+  for code in ("en", "ro"):
+    for corpus in ("europarl-v8.ro-en", "SETIMES.en-ro"):
+      write(data / f"{corpus}.{code}", "".join(f"{code} {n}\n" for n in range(8)))
+    for name in ("newsdev2016", "newstest2016"):
+      side = "src" if code == "en" else "ref"
+      write(data / f"{name}-enro-{side}.{code}.sgm", "".join(f'<seg id="{n}">{code} {n}</seg>\n' for n in range(3)))
+  for name, count in (("train", 8), ("val", 3), ("test", 2)):
+    addresses = [f"http://www.cnn.com/{name}/{n}" for n in range(count)]
+    write(data / f"all_{name}.txt", "\n".join(addresses))
+    for address in addresses:
+      story = data / "cnn" / "stories" / f"{hashlib.sha1(address.encode()).hexdigest()}.story"
+      write(story, "It rains in Rome\n\n@highlight\n\nIt rains")
+  with alone():
+    assert train.main(["--config=tests/recipes/nano.py", f"--workdir={tmp_path}/run", *SHORT]) == 0
+  lengths = ("--config.task.inputs_length=64", "--config.task.targets_length=16")
+  command = [f"--workdir={tmp_path}/run", "--suite=wmt,cnn_dailymail", "--tasks=en_ro,cnn_dailymail", f"--data={data}"]
+  assert evaluate.main([*command, f"--output={tmp_path}/out", *SHORT, *lengths]) == 0, capsys.readouterr().err
+  found = table(tmp_path / "out" / "wmt") | table(tmp_path / "out" / "cnn_dailymail")
+  romanian, summaries = found["en_ro"], found["cnn_dailymail"]
+  assert (romanian["counted"], summaries["counted"]) == (["dev/bleu"], ["dev/rouge2"])
+  assert {"dev/bleu", "test/bleu"} <= romanian["metrics"].keys() and romanian["metrics"]["dev/examples"] == 3
+  assert {"dev/rougeLsum", "test/rouge2"} <= summaries["metrics"].keys() and summaries["metrics"]["test/examples"] == 2
+
+
+def test_a_row_of_features_on_conll_is_one_command(tmp_path, capsys):
+  sentence = "EU NNP I-NP I-ORG\nrejects VBZ I-VP O\nGerman JJ I-NP I-MISC\n\n"
+  for name in ("eng.train", "eng.testa", "eng.testb"):
+    write(tmp_path / "data" / name, "-DOCSTART- -X- O O\n\n" + 8 * sentence)
+  position = '--config.model.design.position={"name": "learned", "length": 128}'
+  with alone():
+    flags = [f"--workdir={tmp_path}/run", *SHORT, "--config.evals={}", position]
+    assert train.main(["--config=tests/recipes/nano_encoder.py", *flags]) == 0
+  command = [f"--workdir={tmp_path}/run", "--suite=tags", "--tasks=conll", f"--data={tmp_path}/data"]
+  row = ("--config=configs/bert/features.py:last", f"--output={tmp_path}/out", "--config.model.head.hidden=8")
+  assert evaluate.main([*command, *row, *SHORT]) == 0, capsys.readouterr().err
+  found = table(tmp_path / "out")["conll"]
+  assert found["counted"] == ["dev/f1"] and {"dev/f1", "test/f1"} <= found["metrics"].keys()
