@@ -2,48 +2,47 @@
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+from t5x_like.benchmarks.suites import Suite
 from t5x_like.metrics.answers import names_referent
 from t5x_like.metrics.texts import METRICS
 from t5x_like.training import workdir as workdirs
 
-# GLUE wants the number of a class in these, and its name in the others.
-_NUMBERED = {"cola": 1, "sst2": 1, "mrpc": 1, "qqp": 1, "wnli": 1}
-_CLASSES = {"unacceptable": 0, "acceptable": 1, "negative": 0, "positive": 1, "not_equivalent": 0, "equivalent": 1}
-_CLASSES |= {"not_duplicate": 0, "duplicate": 1, "not_entailment": 0, "entailment": 1, "choice1": 0, "choice2": 1}
 _BOOLEAN, _LOWER = {"False": "false", "True": "true"}, ("boolq", "wic")
 
 
-def write(folder: pathlib.Path, form: str | None, task: str, run: str, files: Mapping[str, str]) -> None:
-  """Write a submission's files of a task, from the predictions of a run for its test splits, if it made any.
-
-  Args:
-    form: "glue" or "superglue".
-    files: by file, the name of the predictions.
-  """
-  for file in files:
+def write(folder: pathlib.Path, suite: Suite, task: str, run: str) -> None:
+  """Write a submission's files of a task, from the predictions of a run for its test splits, if it made any."""
+  benchmark = suite.tasks[task]
+  classes = benchmark.encoder.task["labels"] if task in suite.numbered else ()
+  for file in benchmark.test:
     path = pathlib.Path(run) / "predictions" / f"{file}.jsonl"
     if not path.exists():
       continue
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    if form == "glue":
+    if suite.submission == "glue":
       rows.sort(key=lambda row: row["idx"])
-      lines = [f"{row['idx']}\t{_glue(task, row['prediction'])}" for row in rows]
+      lines = [f"{row['idx']}\t{_glue(task, classes, row['prediction'])}" for row in rows]
       workdirs.write_text(folder, f"{file}.tsv", "\n".join(["index\tprediction", *lines]) + "\n")
     elif task == "multirc":
       workdirs.write_lines(folder, f"{file}.jsonl", _multirc(rows))
     else:
-      lines = [{"idx": _number(row["idx"]), "label": _superglue(task, row)} for row in rows]
+      lines = [{"idx": _number(row["idx"]), "label": _superglue(task, classes, row)} for row in rows]
       workdirs.write_lines(folder, f"{file}.jsonl", sorted(lines, key=lambda line: line["idx"]))
 
 
-def _glue(task: str, prediction: Any) -> str:
+def _class(classes: Sequence[str], prediction: Any) -> Any:
+  """Return a prediction as it is or, if classes are given, its number among them; that of any other text is 0."""
+  return prediction if not classes else classes.index(prediction) if prediction in classes else 0
+
+
+def _glue(task: str, classes: Sequence[str], prediction: Any) -> str:
   if task == "stsb":
     number = METRICS["number"]().prediction(str(prediction))  # a text that is none counts as -1
     return f"{min(5.0, max(0.0, number)):.3f}"
-  return str(_CLASSES.get(prediction, 0)) if task in _NUMBERED else str(prediction)
+  return str(_class(classes, prediction))
 
 
 def _number(idx: Any) -> int:
@@ -51,14 +50,12 @@ def _number(idx: Any) -> int:
   return idx["query"] if isinstance(idx, dict) else idx
 
 
-def _superglue(task: str, row: dict[str, Any]) -> Any:
+def _superglue(task: str, classes: Sequence[str], row: dict[str, Any]) -> Any:
   """Return a label as jiant's formatter spells it: WSC's Booleans begin with a capital, the others' do not."""
   prediction = row["prediction"]
-  if task == "copa":
-    return _CLASSES.get(prediction, 0)
   if task == "wsc" and "references" in row:  # a generated referent
     return "True" if names_referent(prediction, row["references"][0]) else "False"
-  return _BOOLEAN.get(prediction, prediction) if task in _LOWER else prediction
+  return _BOOLEAN.get(prediction, prediction) if task in _LOWER else _class(classes, prediction)
 
 
 def _multirc(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -229,7 +229,7 @@ def _task(
   chosen = sorted(by_rate[rate], key=lambda one: one["score"])
   middle, best = chosen[(len(chosen) - 1) // 2], chosen[-1]
   if benchmark.test and process.first():
-    submission.write(options.output / "submission", suite.submission, task, best["workdir"], benchmark.test)
+    submission.write(options.output / "submission", suite, task, best["workdir"])
   return {
     "score": middle["score"],
     "best": best["score"],

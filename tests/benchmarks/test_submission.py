@@ -36,9 +36,21 @@ def test_labels_are_spelled_as_superglue_spells_them(task, idx, prediction, expe
   first = {"idx": {"passage": 0, "query": 2} if isinstance(idx, dict) else 2, "prediction": prediction}
   rows = [{"idx": idx, "prediction": prediction}, first]  # in another order
   workdirs.write_lines(tmp_path / "run" / "predictions", f"{file}.jsonl", rows)
-  submission.write(tmp_path, "superglue", task, str(tmp_path / "run"), {file: "test"})
+  submission.write(tmp_path, superglue.SUITE, task, str(tmp_path / "run"))
   written = [json.loads(line) for line in (tmp_path / f"{file}.jsonl").read_text().splitlines()]
   assert written == [expected | {"idx": 2}, expected]
+
+
+@pytest.mark.parametrize(
+  ("task", "prediction", "expected"),
+  [("cola", "acceptable", "1"), ("wnli", "entailment", "1"), ("rte", "entailment", "entailment"), ("qqp", "none", "0")],
+)
+def test_classes_are_numbers_where_glue_wants_numbers(task, prediction, expected, tmp_path):
+  """In the order of the suite's labels; RTE and WNLI have the same in another order."""
+  (file,) = glue.SUITE.tasks[task].test
+  workdirs.write_lines(tmp_path / "run" / "predictions", f"{file}.jsonl", [{"idx": 0, "prediction": prediction}])
+  submission.write(tmp_path, glue.SUITE, task, str(tmp_path / "run"))
+  assert (tmp_path / f"{file}.tsv").read_text() == f"index\tprediction\n0\t{expected}\n"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from t5x_like import evaluate, train
 from t5x_like.benchmarks import submission
+from t5x_like.benchmarks.suites import glue, superglue
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -57,7 +58,7 @@ def test_generated_predictions_are_submitted_as_classes_and_numbers(tmp_path):
   for file, rows in given.items():
     told = [{"idx": n, "prediction": text, "references": [name, "-1"]} for n, (text, name) in enumerate(rows)]
     lines(tmp_path / "run" / "predictions" / f"{file}.jsonl", told)
-  submission.write(tmp_path, "superglue", "wsc", tmp_path / "run", {"WSC": "test"})
-  submission.write(tmp_path, "glue", "stsb", tmp_path / "run", {"STS-B": "test"})
+  submission.write(tmp_path, superglue.SUITE, "wsc", tmp_path / "run")
+  submission.write(tmp_path, glue.SUITE, "stsb", tmp_path / "run")
   assert [json.loads(row)["label"] for row in (tmp_path / "WSC.jsonl").read_text().splitlines()] == ["True", "False"]
   assert (tmp_path / "STS-B.tsv").read_text().splitlines()[1:] == ["0\t2.600", "1\t0.000"]

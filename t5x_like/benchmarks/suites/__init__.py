@@ -117,10 +117,12 @@ class Suite:
   Attributes:
     tasks: the benchmarks by name.
     submission: the format of predictions for the test splits: "glue" (TSV), "superglue" (JSONL), or None.
+    numbered: the tasks whose classes a submission numbers, in the order of their labels; others have names.
   """
 
   tasks: Mapping[str, Benchmark]
   submission: str | None = None
+  numbered: Sequence[str] = ()
 
 
 def labelled(

@@ -161,4 +161,5 @@ SUITE = Suite(
     }
   ),
   submission="glue",
+  numbered=("cola", "sst2", "mrpc", "qqp", "wnli"),
 )

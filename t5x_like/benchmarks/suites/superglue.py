@@ -134,4 +134,5 @@ SUITE = Suite(
     ),
   },
   submission="superglue",
+  numbered=("copa",),
 )
