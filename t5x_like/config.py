@@ -110,6 +110,7 @@ class Recipe:
   step_timeout_seconds: slots.Seconds = 1800.0  # a process without progress for this long exits; 0 for no limit
   recompute_every: slots.Count = 0  # every so many steps, compute one twice to detect faulty devices; 0 for never
   checkpoint: dict = _slot(every=1000, keep_last=3)  # a `Checkpoint`
+  emergency: dict = _slot()  # copies of the state near each host, beside the checkpoints; see checkpoints/emergency.py
   peak_flops: slots.NotNegative = 0.0  # per device, for the MFU; 0 to look it up by device
 
 

@@ -17,6 +17,7 @@ import t5x_like.objectives
 from t5x_like import config as config_lib
 from t5x_like import evals, recipes, slots
 from t5x_like.architectures.design import Design
+from t5x_like.checkpoints.emergency import Options
 from t5x_like.data import tasks
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.training import tunings
@@ -44,6 +45,7 @@ _RECORDS = {
   "teacher": config_lib.Teacher,
   "selection": config_lib.Selection,
   "checkpoint": config_lib.Checkpoint,
+  "emergency": Options,
 }
 _LISTED = {
   "models": "model",

@@ -21,6 +21,7 @@ from t5x_like.errors import one_line
 HOST = "pinned_host"  # the memory of a device's host that the device reaches
 _MOST_PINNED = 2**35  # bytes; XLA gives a process on GPUs 64 GB of pinned memory, and orbax may copy it once more
 _log = logging.getLogger("t5x_like.checkpoint")
+_copied = functools.partial(jax.tree.map, jnp.copy)
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 
 
@@ -120,7 +121,3 @@ class Copies:
       copies = None
     self._works = copies is not None
     return copies
-
-
-def _copied(tensors: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  return jax.tree.map(jnp.copy, tensors)

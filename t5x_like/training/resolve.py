@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 import t5x_like.objectives
+from t5x_like import checkpoints, evals, slots, training, vocabularies
 from t5x_like import config as config_lib
-from t5x_like import evals, slots, training, vocabularies
 from t5x_like.data import tasks
 from t5x_like.errors import UserError
 from t5x_like.files.places import place
@@ -64,6 +64,8 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
       f"config.teacher: the objective {config.objective.name!r} has none; set --config.objective.name=distillation"
     )
   resolved.checkpoint = ConfigDict(slots.fill("config.checkpoint", config.checkpoint, config_lib.Checkpoint))
+  if config.emergency:
+    resolved.emergency = slots.module("emergency", checkpoints).checked(config.emergency)
   if config.selection:
     resolved.selection = ConfigDict(slots.fill("config.selection", config.selection, config_lib.Selection))
   for key, slot in (("evals", _EVALUATOR), ("trackers", _TRACKER)):

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from t5x_like import checkpoints, files, slots
 from t5x_like import config as config_lib
-from t5x_like import files, slots
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import Preempted
 from t5x_like.files.places import check_writable, is_remote
@@ -252,7 +252,7 @@ def _count(values: Any, key: str) -> int | None:
 
 
 def _checkpoints(path: str, config: ConfigDict) -> Checkpoints:
-  options = config.checkpoint.to_dict()
-  for name in ("fresh_optimizer", "minutes"):
-    del options[name]
+  options = {key: value for key, value in config.checkpoint.items() if key not in ("fresh_optimizer", "minutes")}
+  if config.emergency:
+    return slots.module("emergency", checkpoints).Emergency(path, config.emergency, **options)
   return Checkpoints(path, **options)

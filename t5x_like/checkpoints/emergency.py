@@ -1,0 +1,188 @@
+"""Emergency copies: the state of the last steps near every host, beside the checkpoints that all hosts share.
+
+Every few steps each process writes its own shards to a directory of its host: a disk, or memory (`/dev/shm`). Where the
+mesh repeats the state, as `replica` does over slices, each slice then holds all of it. A job that has lost hosts goes
+on from the newest step that the processes hold together: a process reads its shards at home, and a new host receives
+its shards over the mesh from the devices that hold the same. Otherwise the ordinary checkpoint serves.
+
+Orbax's own emergency manager (`orbax.checkpoint.experimental.emergency`, 0.12) is not used: its first slice keeps no
+copy, it returns no metadata, and it expects the processes of the first start, so no smaller job can go on.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from t5x_like import slots
+from t5x_like.checkpoints.manager import Checkpoints, Wanted
+from t5x_like.checkpoints.near_steps import NearSteps
+from t5x_like.errors import DamageError, UserError, one_line
+from t5x_like.files.places import Place, place
+from t5x_like.parallel import distributed
+
+FILE = "emergency.json"  # in the workdir: the starts of the run
+_ID = re.compile("[0-9a-f]{32}")
+_STARTS = 64  # that are remembered
+_log = logging.getLogger("t5x_like.checkpoint")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """`config.emergency`: copies of the state near each host, beside the checkpoints.
+
+  Attributes:
+    directory: on a disk of each host or in its memory, such as /dev/shm/t5x_like; $VARIABLES of the host are replaced.
+    every: steps between copies; the last two are kept.
+  """
+
+  directory: str
+  every: slots.Positive = 10
+
+
+def checked(values: Any) -> ConfigDict:
+  """Return a `config.emergency` with all defaults.
+
+  Raises:
+    UserError: a key or value is wrong, or the directory is an address, or relative.
+  """
+  filled = slots.fill("config.emergency", values, Options)
+  if not filled["directory"].startswith(("/", "$")):
+    raise UserError(
+      f"config.emergency.directory: found {filled['directory']!r}, expected an absolute path on each host's own disk or"
+      " in its memory, such as /dev/shm/t5x_like"
+    )
+  return ConfigDict(filled)
+
+
+class Starts:
+  """The starts of a run, in its workdir. They tell its copies from other runs' and from steps that it went back from.
+
+  Each start names its copies by an id of its own, and records the step that it went on from. A copy of an earlier start
+  counts only up to the smallest step that a later start went on from.
+
+  Args:
+    file: read and written by process 0.
+  """
+
+  def __init__(self, file: Place):
+    self._file, self._known = file, None
+
+  @property
+  def known(self) -> list[list]:
+    """The id and the first step of each start, oldest first; all processes must ask first at the same time."""
+    if self._known is None:
+      self._known = distributed.from_first(self._read)
+    return self._known
+
+  @property
+  def current(self) -> str:
+    """The id of this start."""
+    return self.known[-1][0]
+
+  def begin(self, step: int) -> None:
+    """Record that the run goes on from a step; all processes must call it.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+
+    known = self.known
+
+    def write():
+      found = [*known, [uuid.uuid4().hex, int(step)]][-_STARTS:]
+      try:
+        self._file.write_text(json.dumps(found))
+      except OSError as error:
+        raise UserError(f"{self._file}: cannot be written: {error.strerror or one_line(error)}; free space") from error
+      return found
+
+    self._known = distributed.from_first(write)
+
+  def counts(self, start: str, step: int) -> bool:
+    """Return whether a copy of a step by a start is on the run's way."""
+    ids = [one for one, _ in self.known]
+    return start in ids and all(step <= first for _, first in self.known[ids.index(start) + 1 :])
+
+  def _read(self) -> list[list]:
+    content = self._file.read()
+    try:
+      return [[one, step] for one, step in json.loads(content or b"[]") if _ID.fullmatch(one) and type(step) is int]
+    except (ValueError, TypeError, RecursionError) as error:
+      _log.warning("%s: damaged (%s); the emergency copies of earlier starts are not used", self._file, one_line(error))
+      return []
+
+
+class _Near(Checkpoints):
+  """`Checkpoints` of which the steps are `NearSteps`."""
+
+  def __init__(self, directory: str, starts: Starts):
+    here = os.path.expandvars(directory)
+    if "$" in here:
+      raise UserError(f"config.emergency.directory: found {here!r}, expected variables that are set on every host")
+    super().__init__(here)
+    self._store = NearSteps(here, starts)
+
+  def since(self, step: int) -> "_Near":
+    """Ignore the steps before this one."""
+    self._store.least = step
+    return self
+
+  def _move_aside(self, steps: list[int], word: str) -> None:
+    """Leave damaged copies to `NearSteps`, which removes them."""
+
+
+class Emergency(Checkpoints):
+  """Checkpoints of a run with emergency copies beside them.
+
+  Args:
+    directory, **ordinary: of `Checkpoints`.
+    values: `config.emergency`, see `Options`.
+  """
+
+  def __init__(self, directory, values: Mapping[str, Any], **ordinary):
+    super().__init__(directory, **ordinary)
+    self._starts = Starts(place(directory).parent / FILE)
+    self._near = _Near(values["directory"], self._starts)
+
+  def keep(self, step: int, state: dict, metadata: dict[str, Any], before: Callable[[], None]) -> None:
+    """Start an emergency copy of a step; return once the tensors may be donated. See `save` for the arguments.
+
+    A process that cannot write its copy warns and goes on.
+
+    Raises:
+      NumericError: naming a tensor that is not finite.
+    """
+    self._near.save(step, state, metadata, before=before)
+
+  def restore(self, abstract_state: Wanted, step: int | None = None) -> tuple[int, dict, dict] | None:
+    """As `Checkpoints.restore`, but the newest step may be an emergency copy, which is then saved at once as well."""
+    found = None
+    if step is None:
+      saved = max(self._store.agreed_steps(), default=0)
+      try:
+        found = self._near.since(saved).restore(abstract_state)
+      except DamageError as error:
+        _log.warning("%s: the ordinary checkpoint is used", one_line(error).partition("; restore a copy")[0])
+      if found and found[0] > saved:
+        super().save(found[0], found[1], dict(found[2]))  # the next failure may take the copies
+    found = found or super().restore(abstract_state, step)
+    self._starts.begin(found[0] if found else 0)
+    self._near.since(0)
+    return found
+
+  def set_aside(self, after: int, word: str) -> list[int]:
+    self._starts.begin(after)
+    return super().set_aside(after, word)
+
+  def close(self) -> None:
+    try:
+      self._near.close()
+    finally:
+      super().close()

@@ -1,0 +1,30 @@
+"""A run that keeps emergency copies of its state (`config.emergency`); see `checkpoints/emergency.py`."""
+
+import time
+
+from t5x_like.training import run
+from t5x_like.training.state import to_tree
+
+
+class Run(run.Run):
+  """A `run.Run` whose state is kept near each host, every few steps, before the next one is dispatched."""
+
+  def __init__(self, made, session, restored):
+    super().__init__(made, session, restored)
+    self._kept = restored.step
+
+  def advance(self) -> bool:
+    due = self.step % self.config.emergency.every == 0 and self.step != self._kept
+    return (not due or self._keep()) and super().advance()
+
+  def _keep(self) -> bool:
+    """Start a copy of this step; return False after a rollback."""
+    if not self.drain():
+      return False
+    self.session.beat(f"keeping step {self.step}")
+    since = time.perf_counter()
+    metadata = self.session.identity | {"rollbacks": self._rollbacks}
+    self.session.checkpoints.keep(self.step, to_tree(self.state), metadata, self.session.flush)
+    self._stage.meter.away(since)
+    self._kept = self.step
+    return True

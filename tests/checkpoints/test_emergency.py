@@ -1,0 +1,159 @@
+"""Copies near the hosts give back the bits of this run's last steps; where they cannot, the checkpoint does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from t5x_like.checkpoints import near_steps
+from t5x_like.checkpoints.emergency import Emergency, checked
+from t5x_like.checkpoints.near_steps import from_replicas
+from t5x_like.errors import NumericError, UserError
+from t5x_like.parallel.mesh import make_mesh
+
+
+@pytest.fixture(scope="module")
+def shardings():
+  mesh = make_mesh({"replica": 2, "fsdp": 4})
+  named = lambda *parts: NamedSharding(mesh, P(*parts))  # noqa: E731
+  return {"params": {"w": named("fsdp"), "b": named(None, "fsdp")}, "odd": named("fsdp"), "step": named()}
+
+
+def state(step, shardings):
+  draw = np.random.default_rng(step)
+  values = {
+    "params": {"w": draw.standard_normal((8, 3), np.float32), "b": draw.standard_normal((2, 4)).astype(jnp.bfloat16)},
+    "odd": draw.random(4) < 0.5,
+    "step": np.int32(step),
+  }
+  return jax.tree.map(jax.device_put, values, shardings)
+
+
+def abstract(shardings):
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0, shardings))
+
+
+def same(tree, other):
+  return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True))
+
+
+def opened(where, name="run"):
+  return Emergency(where / name / "checkpoints", {"directory": str(where / "near"), "every": 1}, every=100)
+
+
+@pytest.fixture
+def killed(tmp_path, shardings):
+  """A run that has kept steps 1 to 3 near it, saved none, and ended."""
+  run = opened(tmp_path)
+  assert run.restore(abstract(shardings)) is None
+  for step in (1, 2, 3):
+    run.keep(step, state(step, shardings), {"of": step}, lambda: None)
+  run.close()
+  return tmp_path
+
+
+def copies(where):
+  return sorted(path.name for path in (where / "near").glob("*/*"))
+
+
+def test_the_newest_copy_is_restored_bit_for_bit_and_saved(killed, shardings):
+  assert copies(killed) == ["2-0", "3-0"]  # the last two
+  with opened(killed) as run:
+    step, found, metadata = run.restore(abstract(shardings))
+    assert (step, metadata) == (3, {"of": 3}) and same(found, state(3, shardings))
+    metadata.clear()  # the caller's own
+    run.wait()
+    assert run.steps() == [3] and run.metadata(3) == {"of": 3}
+    run.keep(4, state(4, shardings), {}, lambda: None)
+  assert copies(killed) == ["3-0", "4-0"]
+
+
+@pytest.mark.parametrize("damaged, expected", [(["5-0"], 4), (["5-0", "4-0"], 3)])
+def test_damage_leads_to_the_copy_before_and_then_to_the_checkpoint(damaged, expected, killed, shardings, caplog):
+  with opened(killed) as run:
+    run.restore(abstract(shardings))  # saves step 3 too
+    run.keep(4, state(4, shardings), {}, lambda: None)
+    run.keep(5, state(5, shardings), {}, lambda: None)
+  for name in damaged:
+    for data in (killed / "near").glob(f"*/{name}/pieces.bin"):
+      content = bytearray(data.read_bytes())
+      content[7] ^= 1
+      data.write_bytes(content)
+  with opened(killed) as run:
+    step, found, _ = run.restore(abstract(shardings))
+    assert step == expected and same(found, state(expected, shardings))
+  assert "differs from its checksum" in caplog.text
+
+
+def test_copies_of_another_run_and_of_steps_gone_back_from_do_not_count(killed, shardings):
+  with opened(killed, "other") as run:
+    assert run.restore(abstract(shardings)) is None
+  with opened(killed) as run:
+    run.set_aside(0, "set_aside")
+  with opened(killed) as run:
+    assert run.restore(abstract(shardings)) is None
+    run.keep(1, state(7, shardings), {}, lambda: None)
+  with opened(killed) as run:
+    assert same(run.restore(abstract(shardings))[1], state(7, shardings))
+
+
+def test_a_newer_checkpoint_comes_first_and_what_cannot_be_kept_is_told(killed, shardings, caplog, monkeypatch):
+  with opened(killed) as run:
+    run.restore(abstract(shardings))
+    run.save(9, state(9, shardings), {})
+    monkeypatch.setattr(near_steps, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")), raising=False)
+    run.keep(9, state(9, shardings), {}, lambda: None)
+    with pytest.raises(NumericError, match="params/w"):
+      run.keep(10, jax.tree.map(lambda x: x / 0 if x.dtype == jnp.float32 else x, state(10, shardings)), {}, None)
+  assert "no emergency copy: full" in caplog.text
+  with opened(killed) as run:
+    assert run.restore(abstract(shardings))[0] == 9
+
+
+def test_bits_survive_the_mesh(shardings):
+  """All of them: NaN with its payload, minus zero, 16 bits and Booleans."""
+  kept = state(1, shardings)
+  kept["params"]["w"] = jax.device_put(
+    np.array([[np.nan, -0.0, -np.inf]] * 8, np.float32).view(np.uint32).__xor__(5).view(np.float32),
+    shardings["params"]["w"],
+  )
+  for x in jax.tree.leaves(kept):
+    own = {near_steps._start(shard.index): np.asarray(shard.data) for shard in x.addressable_shards}
+    wanted = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    assert np.asarray(from_replicas(wanted, own)).tobytes() == np.asarray(x).tobytes()
+    assert not np.any(from_replicas(wanted, None))
+
+
+def test_two_of_four_processes_cover_the_state_if_they_are_a_slice():
+  class Device:
+    def __init__(self, number):
+      self.process_index = number
+
+  class Sharding:  # rows over the two processes of a slice, repeated over two slices
+    def devices_indices_map(self, shape):
+      return {Device(i): (slice(4 * (i % 2), 4 * (i % 2) + 4),) for i in range(4)}
+
+  held = lambda *processes: np.isin(np.arange(4), processes).tobytes()  # noqa: E731
+  covering = near_steps._covering.__wrapped__
+  assert covering(Sharding(), (8,), held(0, 1)) and covering(Sharding(), (8,), held(0, 3))
+  assert not covering(Sharding(), (8,), held(0, 2))
+
+
+@pytest.mark.parametrize(
+  "values, told",
+  [
+    ({"directory": "gs://b/x"}, "expected an absolute path"),
+    ({"directory": "/x", "evrey": 3}, "did you mean 'every'"),
+    ({"every": 3}, "missing"),
+  ],
+)
+def test_mistakes_are_named(values, told):
+  with pytest.raises(UserError, match=told):
+    checked(values)
+
+
+def test_a_variable_that_is_not_set_is_named(tmp_path):
+  with pytest.raises(UserError, match="NO_SUCH_VARIABLE"):
+    Emergency(tmp_path / "checkpoints", {"directory": "$NO_SUCH_VARIABLE/x", "every": 1})
