@@ -7,8 +7,13 @@ Example:
 Every line of output begins with the process it came from ([p0], [p1], …). When one process fails, the others are
 stopped and, with --restarts, all start again from the last checkpoint, after a wait that doubles from 1 s to 60 s.
 Exit codes that starting again cannot change (2 an error to fix, 3 numeric, 4 damage) and 75 (preempted, state saved)
-are passed on without a restart. SIGTERM and SIGINT are passed to the processes. If the launcher dies, its processes die
-with it.
+are passed on without a restart.
+
+With --slices=N the processes stand for the hosts of N TPU slices. A restart starts a slice whose process was killed
+again; with --least_slices=M the job goes on without it as long as M slices are left. The launcher's next run starts all
+slices. T5X_LIKE_HOST is the number of a process's host, which stays when processes are numbered anew: in a path,
+$T5X_LIKE_HOST stands for a disk of the host's own. SIGTERM and SIGINT are passed to the processes. If the launcher
+dies, its processes die with it.
 """
 
 import argparse
@@ -61,7 +66,9 @@ class Launcher:
 
   Attributes:
     command: the program each process runs.
-    processes: number of processes.
+    processes: number of processes, each on a host of its own.
+    slices: number of slices that the processes make up.
+    least_slices: with fewer left, a lost slice is started again.
     devices_per_process: simulated CPU devices of each.
     port: of the coordinator; None for a free one in every attempt.
     grace_seconds: between SIGTERM and SIGKILL when stopping the rest of a failed attempt.
@@ -69,21 +76,24 @@ class Launcher:
 
   command: list[str]
   processes: int
+  slices: int
+  least_slices: int
   devices_per_process: int
   port: int | None
   grace_seconds: float
   _children: list[subprocess.Popen] = field(default_factory=list)
   _signals: list[int] = field(default_factory=list)
+  _hosts: list[int] = field(default_factory=list)  # of the processes, in order
 
   def run(self, restarts: int) -> int:
     """Run until all processes succeed, the user must act, or the restarts are used up; return the exit code."""
     previous = {number: signal.signal(number, self._forward) for number in (signal.SIGTERM, signal.SIGINT)}
-    failures = 0
+    failures, self._hosts = 0, list(range(self.processes))
     try:
       while True:
         attempt = self._attempt()
         if attempt.first_bad is None:
-          _say(f"all {self.processes} processes ended well ({failures} failures before)")
+          _say(f"all {len(self._hosts)} processes ended well ({failures} failures before)")
           return 0
         code = _exit_code(attempt.codes[attempt.first_bad])
         if code == EXIT_PREEMPTED:
@@ -100,12 +110,22 @@ class Launcher:
             f" ({failures} failures, 0 preemptions)"
           )
           return code
+        if attempt.codes[attempt.first_bad] == -signal.SIGKILL:
+          self._leave_out(attempt.first_bad)
         wait = min(60, 2 ** (failures - 1))
         _say(f"restart {failures} of {restarts} in {wait} s")
         self._wait(wait)
     finally:
       for number, handler in previous.items():
         signal.signal(number, handler)
+
+  def _leave_out(self, index: int) -> None:
+    """Go on without the slice of a process, if enough of them are left."""
+    size = self.processes // self.slices
+    left = [host for host in self._hosts if host // size != self._hosts[index] // size]
+    if len(left) // size >= self.least_slices:
+      _say(f"slice {self._hosts[index] // size} is lost; {len(left) // size} of {self.slices} slices go on")
+      self._hosts = left
 
   def _wait(self, seconds: float) -> None:
     """Wait, unless asked to stop meanwhile; the next attempt then passes the signal on at once."""
@@ -119,10 +139,10 @@ class Launcher:
     readers = []
     self._children = []
     try:
-      for index in range(self.processes):
+      for index, host in enumerate(self._hosts):
         child = subprocess.Popen(
           [sys.executable, "-c", _TIED, str(os.getpid()), *self.command],
-          env=_environment(os.environ, index, self.processes, self.devices_per_process, port),
+          env=_environment(os.environ, index, len(self._hosts), self.devices_per_process, port, host),
           stdin=subprocess.DEVNULL,
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
@@ -181,8 +201,8 @@ class Launcher:
     self._signal_all(number)
 
 
-def _environment(base, index: int, processes: int, devices: int, port: int) -> dict[str, str]:
-  """Return the environment of one process: CPU only, its own devices, its place in the job."""
+def _environment(base, index: int, processes: int, devices: int, port: int, host: int) -> dict[str, str]:
+  """Return the environment of one process: CPU only, its own devices, its place in the job, and its host."""
   env = {k: v for k, v in base.items() if k not in _FOREIGN}
   flags = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", ""))
   return env | {
@@ -191,6 +211,7 @@ def _environment(base, index: int, processes: int, devices: int, port: int) -> d
     "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
     "JAX_NUM_PROCESSES": str(processes),
     "JAX_PROCESS_ID": str(index),
+    "T5X_LIKE_HOST": str(host),
     "PYTHONUNBUFFERED": "1",
   }
 
@@ -232,6 +253,8 @@ def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--processes", type=int, default=2, help="number of processes (default 2)")
   parser.add_argument("--devices_per_process", type=int, default=4, help="simulated CPU devices of each (default 4)")
+  parser.add_argument("--slices", type=int, default=1, help="number of slices of the processes (default 1)")
+  parser.add_argument("--least_slices", type=int, help="slices with which to go on after a loss (default: all)")
   parser.add_argument("--restarts", type=int, default=0, help="how often to start again after a failure (default 0)")
   parser.add_argument("--port", type=int, help="the coordinator's port (default: a free one)")
   parser.add_argument("--grace_seconds", type=float, default=30, help="time between SIGTERM and SIGKILL (default 30)")
@@ -243,19 +266,23 @@ def main(argv: list[str] | None = None) -> int:
     raise UserError("the command: found NUL in a word, which no program can take; leave it out")
   if not command:
     raise UserError("no command; give it after --, for example: -- python -m t5x_like.train --config=… --workdir=…")
-  for name, least in (("processes", 1), ("devices_per_process", 1), ("restarts", 0), ("grace_seconds", 0)):
+  args.least_slices = args.slices if args.least_slices is None else args.least_slices
+  counts = ("processes", "devices_per_process", "slices", "least_slices")
+  for name, least in (*dict.fromkeys(counts, 1).items(), ("restarts", 0), ("grace_seconds", 0)):
     if getattr(args, name) < least:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least {least}")
+  if args.processes % args.slices:
+    raise UserError(f"--slices={args.slices}: found {args.processes} processes, expected a multiple of {args.slices}")
   if args.port is not None and not 0 < args.port < 65536:
     raise UserError(f"--port={args.port}: expected 1 to 65535")
   if args.dry_run:
     port = args.port or _free_port()
     for index in range(args.processes):
-      own = _environment({}, index, args.processes, args.devices_per_process, port)
+      own = _environment({}, index, args.processes, args.devices_per_process, port, index)
       print("$", masked(shlex.join(["env", *(f"{name}={value}" for name, value in own.items()), *command])))
     return 0
-  launcher = Launcher(command, args.processes, args.devices_per_process, args.port, args.grace_seconds)
-  return launcher.run(args.restarts)
+  shape = args.processes, args.slices, args.least_slices, args.devices_per_process
+  return Launcher(command, *shape, args.port, args.grace_seconds).run(args.restarts)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,19 @@ def test_restarts_after_failures_up_to_the_limit(tmp_path):
   )
 
 
+def test_a_slice_that_is_killed_is_left_out_while_enough_are_left():
+  program = ME + (
+    "host, size = os.environ['T5X_LIKE_HOST'], os.environ['JAX_NUM_PROCESSES']\n"
+    "print('host', host, 'of', size, flush=True)\n"
+    "if size == '4' and host == '1' or host == '3' and size == '2':\n"
+    "  time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)\n"
+    "time.sleep(2)\n"
+  )
+  done = launch("--processes=4", "--slices=2", "--least_slices=1", "--restarts=1", program=program)
+  assert "slice 0 is lost; 1 of 2 slices go on" in done.stderr
+  assert {"[p0] host 2 of 2", "[p1] host 3 of 2"} <= set(done.stdout.splitlines()) and done.returncode == 137
+
+
 def test_user_errors_and_preemptions_are_passed_on_and_not_retried():
   for code, words in [
     (2, "an error to mend first"),
@@ -144,6 +157,7 @@ def test_mistakes_are_one_line():
   done = subprocess.run(LAUNCHER, capture_output=True, text=True, timeout=600)
   assert done.returncode == 2 and done.stderr.startswith("error: no command; give it after --")
   assert launch("--processes=0", program="").stderr == "error: --processes=0: expected at least 1\n"
+  assert "found 3 processes, expected a multiple of 2" in launch("--processes=3", "--slices=2", program="").stderr
   done = subprocess.run([*LAUNCHER, "--", "no-such-program"], capture_output=True, text=True, timeout=600)
   assert done.returncode == 2 and "error: no-such-program: No such file or directory" in done.stdout
 
