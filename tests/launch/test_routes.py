@@ -31,6 +31,7 @@ def program(tmp_path, monkeypatch):
 
 
 GKE = ("--image=registry/project:1", "--topology=4x4", "--slices=2", "--spot", "--env=HF_HOME=/tmp/hf", "--secret=keys")
+GKE += ("--host_directory=/dev/shm/t5x_like",)
 
 
 def applied(tmp_path, program, answer=""):
@@ -53,6 +54,8 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
   (container,) = pod["containers"]
   assert container["resources"]["limits"] == {"google.com/tpu": 4}
   assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+  assert container["volumeMounts"] == [{"name": "host", "mountPath": "/dev/shm/t5x_like"}]
+  assert pod["volumes"][0]["hostPath"]["path"] == "/dev/shm/t5x_like"
   bash, c, script = (word.replace("$$", "$") for word in container["command"])  # as Kubernetes does
   echo = f"python() {{ printf '%s\\n' \"$@\"; }}; {script.replace('exec ', '')}"
   said = subprocess.run([bash, c, echo], capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
