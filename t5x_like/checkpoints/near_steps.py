@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.checkpoints.manifest import Damaged
 from t5x_like.checkpoints.tensors import Copies
@@ -90,20 +90,31 @@ class NearSteps:
   def read(self, step: int, wanted: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
     """Return tensors by name, from the copies at home or, where one is missing, over the mesh.
 
+    Hosts may have changed places: each then reads what it holds for the process that needs it, on a mesh of the devices
+    in that order, from which the tensors move to their own mesh.
+
     Raises:
       Damaged: no process has an intact copy of some shard; the same in all processes.
     """
-    own = self._own(step, wanted)
-    held = _from_all(np.array([own is not None], np.int32)).ravel().astype(bool)
-    lacking = next((name for name, x in wanted.items() if not _covered(x, held)), None)
+    needs = Needs(wanted)
+    place, own = self._own(step, wanted, needs)
+    places, held_P = needs.places(_from_all(np.array([place], np.int32)).ravel())
+    lacking = next((name for name, x in wanted.items() if not _covering(x.sharding, x.shape, held_P.tobytes())), None)
     if lacking:
-      raise Damaged(f"no process holds some shards of tensor {lacking} ({held.sum()} of {held.size} hold theirs)")
-    others = "" if held.all() else "; the others receive their shards over the mesh"
-    process.say(f"step {step}: {held.sum()} of {held.size} processes read their emergency copies{others}")
-    self._last = step
-    if held.all():
-      return {name: jax.make_array_from_callback(x.shape, x.sharding, _taken(own[name])) for name, x in wanted.items()}
-    return {name: from_replicas(x, own and own[name]) for name, x in wanted.items()}
+      raise Damaged(f"no process holds some shards of tensor {lacking} ({held_P.sum()} of {held_P.size} hold theirs)")
+    others = "" if held_P.all() else "; the others receive their shards over the mesh"
+    process.say(f"step {step}: {held_P.sum()} of {held_P.size} processes read their emergency copies{others}")
+    self._last, found = step, {}
+    for name, x in wanted.items():
+      here = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_rearranged(x.sharding, places))
+      mine = own[name] if own and held_P[places[jax.process_index()]] else None
+      if held_P.all():
+        found[name] = jax.make_array_from_callback(x.shape, here.sharding, _taken(mine))
+      else:
+        found[name] = from_replicas(here, mine)
+      if here.sharding != x.sharding:
+        found[name] = jax.block_until_ready(jax.device_put(found[name], x.sharding))
+    return found
 
   def write(
     self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any], before: Callable[[], None]
@@ -148,8 +159,9 @@ class NearSteps:
     except OSError as error:  # the run goes on: this is no checkpoint that it has promised
       _log.warning("%s: no emergency copy: %s; free space there", folder, error.strerror or one_line(error))
 
-  def _own(self, step: int, wanted: Mapping[str, Any]) -> dict[str, dict[Start, np.ndarray]] | None:
-    """Return the shards of this process's devices, by tensor; None, with a warning, if one is missing or damaged."""
+  def _own(self, step: int, wanted: Mapping[str, Any], needs: "Needs") -> tuple[int, Mapping | None]:
+    """Return the shards of this process by tensor and start, or else another's that it holds, with the first process
+    that needs them; (-1, None), with a warning, if some are missing or damaged."""
     where, found = {}, {}
     try:
       for folder, manifest in self._manifests(step).items():
@@ -157,23 +169,21 @@ class NearSteps:
           index = json.loads((folder / _INDEX).read_bytes())
           where |= {(name, tuple(start)): (folder / _DATA, *rest) for name, start, *rest in index}
       if not where:
-        return None
-      for name, x in wanted.items():
-        shape, found[name] = x.sharding.shard_shape(x.shape), {}
-        for index in x.sharding.addressable_devices_indices_map(x.shape).values():
-          start = _start(index)
-          if start not in found[name]:
-            file, offset, size, check = where[name, start]
-            if size != math.prod(shape) * x.dtype.itemsize:
-              raise ValueError(f"tensor {name} has shards of another shape")
-            data = np.fromfile(file, np.uint8, size, offset=offset)
-            if zlib.crc32(data) != check:
-              raise ValueError(f"tensor {name} differs from its checksum")
-            found[name][start] = data.view(x.dtype).reshape(shape)
+        return -1, None
+      place = needs.first(where)
+      for name, start in needs.of(place):
+        shape, dtype = wanted[name].sharding.shard_shape(wanted[name].shape), wanted[name].dtype
+        file, offset, size, check = where[name, start]
+        if size != math.prod(shape) * dtype.itemsize:
+          raise ValueError(f"tensor {name} has shards of another shape")
+        data = np.fromfile(file, np.uint8, size, offset=offset)
+        if zlib.crc32(data) != check:
+          raise ValueError(f"tensor {name} differs from its checksum")
+        found.setdefault(name, {})[start] = data.view(dtype).reshape(shape)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
       _log.warning("%s: the copy of this host is not used: %s", self.where(step), one_line(error)[:200])
-      return None
-    return found
+      return -1, None
+    return place, found
 
   def _manifests(self, step: int) -> dict[pathlib.Path, bytes]:
     """Return the copies of a step on this host, with their manifests."""
@@ -203,6 +213,78 @@ class NearSteps:
         if start != self._starts.current:
           with contextlib.suppress(OSError):
             path.parent.rmdir()
+
+
+class Needs:
+  """The shards that each process of a job needs.
+
+  Args:
+    wanted: shape and sharding of each tensor, by name.
+  """
+
+  def __init__(self, wanted: Mapping[str, Any]):
+    self._tensors = {name: _starts(x.sharding, x.shape) for name, x in wanted.items()}
+    distinct = list({id(starts): starts for starts in self._tensors.values()}.values())
+    groups: dict[tuple, int] = {}
+    # The first process with the same needs, for each.
+    self._like = [groups.setdefault(tuple(s[p] for s in distinct), p) for p in range(jax.process_count())]
+
+  def of(self, one: int) -> list[tuple[str, Start]]:
+    """Return the shards of a process: names of tensors, and starts."""
+    return [(name, start) for name, starts in self._tensors.items() for start in starts[one]]
+
+  def first(self, held: Mapping[tuple[str, Start], Any]) -> int:
+    """Return the first process whose needs are held, this one's before others'; raise KeyError if there is none."""
+    for one in dict.fromkeys((self._like[jax.process_index()], *self._like)):
+      if all(shard in held for shard in self.of(one)):
+        return one
+    raise KeyError("it has the shards of no process; the mesh has changed")
+
+  def places(self, first_P: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+    """Return the process whose shards each reads, a permutation, and which of these are read by one that holds them.
+
+    Args:
+      first_P: `first` of each process; -1 for none.
+    """
+    places = {p: p for p, first in enumerate(first_P) if first == self._like[p]}
+    free = [p for p in range(len(first_P)) if p not in places]
+    for p, first in enumerate(first_P):
+      fitting = [place for place in free if self._like[place] == first]
+      if p not in places and fitting:
+        places[p] = fitting[0]
+        free.remove(fitting[0])
+    held_P = np.isin(np.arange(len(first_P)), list(places.values()))
+    rest = [p for p in range(len(first_P)) if p not in places]
+    places |= {p: p for p in rest if p in free}
+    free = [p for p in free if p not in rest]
+    places |= dict(zip([p for p in rest if p not in places], free, strict=True))
+    return tuple(places[p] for p in range(len(first_P))), held_P
+
+
+@functools.lru_cache(maxsize=256)
+def _starts(sharding: NamedSharding, shape: tuple[int, ...]) -> dict[int, frozenset[Start]]:
+  """Return where the shards of each process start."""
+  found: dict[int, set] = {}
+  for device, index in sharding.devices_indices_map(shape).items():
+    found.setdefault(device.process_index, set()).add(_start(index))
+  return {one: frozenset(starts) for one, starts in found.items()}
+
+
+def _rearranged(sharding: NamedSharding, places: tuple[int, ...]) -> NamedSharding:
+  """Return the sharding with the devices of each process in the places of another's."""
+  if places == tuple(range(len(places))):
+    return sharding
+  return NamedSharding(_moved(sharding.mesh, places), sharding.spec, memory_kind=sharding.memory_kind)
+
+
+@functools.lru_cache(maxsize=4)
+def _moved(mesh: Mesh, places: tuple[int, ...]) -> Mesh:
+  own: dict[int, list] = {}
+  for device in sorted(mesh.devices.flat, key=lambda device: device.id):
+    own.setdefault(device.process_index, []).append(device)
+  moved = {old: new for p, place in enumerate(places) for old, new in zip(own[place], own[p], strict=True)}
+  devices = np.vectorize(moved.get, otypes=[object])(mesh.devices)
+  return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def from_replicas(x: jax.ShapeDtypeStruct, own: Mapping[Start, np.ndarray] | None) -> jax.Array:
@@ -238,15 +320,10 @@ def _greatest(dtype: jnp.dtype, sharding: NamedSharding) -> Callable:
   return jax.jit(greatest, out_shardings=sharding)
 
 
-def _covered(x: jax.ShapeDtypeStruct, held_P: np.ndarray) -> bool:
-  """Return whether the processes that hold their shards hold all of a tensor together."""
-  return _covering(x.sharding, x.shape, held_P.tobytes())
-
-
-@functools.lru_cache(maxsize=256)
 def _covering(sharding: NamedSharding, shape: tuple[int, ...], held: bytes) -> bool:
-  where = {device: _start(index) for device, index in sharding.devices_indices_map(shape).items()}
-  return set(where.values()) == {start for device, start in where.items() if held[device.process_index]}
+  """Return whether the processes that hold their shards hold all of a tensor together."""
+  starts = _starts(sharding, shape)
+  return set().union(*starts.values()) == set().union(*(own for p, own in starts.items() if held[p]))
 
 
 def _from_all(x: np.ndarray) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Copies near the hosts give back the bits of this run's last steps; where they cannot, the checkpoint does."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -126,19 +128,38 @@ def test_bits_survive_the_mesh(shardings):
     assert not np.any(from_replicas(wanted, None))
 
 
-def test_two_of_four_processes_cover_the_state_if_they_are_a_slice():
-  class Device:
-    def __init__(self, number):
-      self.process_index = number
+class Device:
+  def __init__(self, number):
+    self.process_index = number
 
-  class Sharding:  # rows over the two processes of a slice, repeated over two slices
-    def devices_indices_map(self, shape):
-      return {Device(i): (slice(4 * (i % 2), 4 * (i % 2) + 4),) for i in range(4)}
 
-  held = lambda *processes: np.isin(np.arange(4), processes).tobytes()  # noqa: E731
-  covering = near_steps._covering.__wrapped__
-  assert covering(Sharding(), (8,), held(0, 1)) and covering(Sharding(), (8,), held(0, 3))
-  assert not covering(Sharding(), (8,), held(0, 2))
+class OfTwoSlices:
+  """A sharding of 8 rows over the two processes of a slice, repeated over two slices."""
+
+  def devices_indices_map(self, shape):
+    return {Device(i): (slice(4 * (i % 2), 4 * (i % 2) + 4),) for i in range(4)}
+
+
+def test_two_of_four_processes_cover_the_state_if_they_have_both_halves():
+  covers = lambda *held: near_steps._covering(OfTwoSlices(), (8,), np.isin(np.arange(4), held).tobytes())  # noqa: E731
+  assert covers(0, 1) and covers(0, 3) and not covers(0, 2)
+
+
+@pytest.mark.parametrize(
+  "first, places, held",
+  [
+    ((0, 1, 0, 1), (0, 1, 2, 3), (1, 1, 1, 1)),
+    ((0, 1, -1, -1), (0, 1, 2, 3), (1, 1, 0, 0)),  # a slice with empty disks
+    ((1, 0, 1, 0), (1, 0, 3, 2), (1, 1, 1, 1)),  # hosts have changed places
+    ((-1, 0, 1, -1), (2, 0, 1, 3), (1, 1, 0, 0)),  # so that one slice went on two
+    ((0, 0, 0, -1), (0, 1, 2, 3), (1, 0, 1, 0)),  # three have the same half
+  ],
+)
+def test_each_process_reads_for_one_that_needs_what_it_holds(first, places, held, monkeypatch):
+  monkeypatch.setattr(jax, "process_count", lambda: 4)
+  needs = near_steps.Needs({"w": types.SimpleNamespace(shape=(8,), sharding=OfTwoSlices())})
+  found, held_P = needs.places(np.array(first))
+  assert (found, tuple(held_P)) == (places, held)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""Emergency copies of four processes, after their hosts changed places and one came back with an empty disk."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.runs import REPO
+
+pytestmark = pytest.mark.runs
+PROGRAM = """
+import sys
+sys.path[:0] = [{repo!r}]
+from t5x_like.errors import door
+from t5x_like.parallel import distributed
+
+@door
+def main():
+  distributed.initialize(timeout_seconds=60)
+  import jax, numpy as np
+  from jax.sharding import NamedSharding, PartitionSpec as P
+  from t5x_like.checkpoints.emergency import Emergency
+  from t5x_like.parallel.mesh import make_mesh
+  mesh = make_mesh({{"replica": 2, "fsdp": 2, "tensor": 2}})
+  shardings = {{"w": P("fsdp", "tensor"), "v": P("tensor"), "n": P()}}
+  def state(step):
+    w = np.random.default_rng(step).standard_normal((64, 256)).astype(np.float32)
+    return {{k: jax.make_array_from_callback(x.shape, NamedSharding(mesh, shardings[k]), lambda i, x=x: x[i])
+            for k, x in {{"w": w, "v": w[0] > 0, "n": np.int32(step)}}.items()}}
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0))
+  options = {{"directory": {directory!r} + "/$T5X_LIKE_HOST", "every": 1}}
+  with Emergency({directory!r} + "/run/checkpoints", options) as run:
+    found = run.restore(abstract)
+    start = found[0] if found else 0
+    for a, b in zip(jax.tree.leaves(found[1]), jax.tree.leaves(state(start))) if found else ():
+      assert a.sharding == b.sharding
+      assert all(np.array_equal(x.data, y.data) for x, y in zip(a.addressable_shards, b.addressable_shards))
+    for step in range(start + 1, start + 4):
+      run.keep(step, state(step), {{"step": step}}, lambda: None)
+  print("from", start, "copies", sorted(p.name for p in run._near._store._directory.glob("*/*")), flush=True)
+
+sys.exit(main())
+"""
+
+
+def launch(directory) -> list[str]:
+  program = PROGRAM.format(repo=str(REPO), directory=str(directory))
+  command = [sys.executable, str(REPO / "launch" / "local.py"), "--processes=4", "--devices_per_process=2", "--"]
+  done = subprocess.run([*command, sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+  assert done.returncode == 0, (done.stdout, done.stderr)
+  return done.stdout.splitlines()
+
+
+def test_hosts_that_changed_places(tmp_path):
+  lines = launch(tmp_path)
+  assert {f"[p{p}] from 0 copies ['2-{p}', '3-{p}']" for p in range(4)} <= set(lines)
+  for path, other in (("0", "1"), ("2", "3")):
+    (tmp_path / path).rename(tmp_path / "aside")
+    (tmp_path / other).rename(tmp_path / path)
+    (tmp_path / "aside").rename(tmp_path / other)
+  for path in (tmp_path / "3").glob("*"):
+    path.rename(tmp_path / f"lost-{path.name}")
+  lines = launch(tmp_path)
+  told = "[p0] step 3: 3 of 4 processes read their emergency copies; the others receive their shards over the mesh"
+  assert told in lines and {f"[p{p}] from 3 copies ['5-{p}', '6-{p}']" for p in range(4)} <= set(lines), lines
