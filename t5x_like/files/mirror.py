@@ -11,7 +11,7 @@ from t5x_like.files.local import Local
 from t5x_like.files.places import place
 
 # The files that a resumed run goes on from.
-_READ = ("config.json", "environment.json", "history.jsonl", "metrics.jsonl", "trackers.json")
+_READ = ("config.json", "environment.json", "history.jsonl", "metrics.jsonl", "trackers.json", "goodput.json")
 _copies: list[tempfile.TemporaryDirectory] = []  # removed when the program ends
 
 

@@ -23,7 +23,7 @@ _SAMPLES_SHOWN = 8
 
 def write_report(workdir) -> pathlib.Path:
   """Writes `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json`, `history.jsonl`,
-  `sharding.txt`, `samples/*.jsonl`, `pictures/*.png` and what `suites/*/results.json` compare.
+  `sharding.txt`, `goodput.json`, `samples/*.jsonl`, `pictures/*.png` and what `suites/*/results.json` compare.
 
   Any of them may be missing; the report then says so. The same files always give the same bytes.
 
@@ -51,6 +51,7 @@ def write_report(workdir) -> pathlib.Path:
     pictures=_pictures(workdir / "pictures"),
     config=config,
     environment=environment,
+    goodput=flat_object(workdir / "goodput.json"),
   )
   try:
     (place(workdir) / FILE).write_text(html)

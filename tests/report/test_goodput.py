@@ -1,0 +1,66 @@
+"""Goodput: the seconds of steps, saves, evaluations and disruptions, over kills, add up to the time since the start."""
+
+import json
+
+import pytest
+
+from t5x_like.files.local import Local
+from t5x_like.report.trackers import goodput
+
+
+class Clock:
+  def __init__(self):
+    self.now = 1_000.0
+
+  def __call__(self):
+    return self.now
+
+
+def line(seconds, waited=0.0):
+  return {"train/seconds_per_step": seconds, "train/data_wait_fraction": waited}
+
+
+def test_every_second_has_a_name(tmp_path):
+  clock, file = Clock(), Local(tmp_path / "goodput.json")
+  run = goodput.Goodput(file, 0, 990.0, clock)  # 10 s until the state was there
+  clock.now += 22
+  run.write(1, line(2.0))  # 20 s of compiling
+  for step in range(2, 11):
+    clock.now += 2
+    run.write(step, line(2.0, 0.25))
+  clock.now += 3
+  run.write(10, {"eval/loss/seconds": 3.0, "eval/loss/loss": 1.0})
+  clock.now += 6
+  run.write(11, line(2.0))  # 4 s of saving
+  run.flush()
+  clock.now += 1  # and killed
+  clock.now += 35
+  run = goodput.Goodput(file, 8, clock.now - 5, clock)  # 31 s after the last sign, three steps back
+  run.write(9, line(0.0))
+  run.close(False)
+  found = json.loads(file.read())
+  badput = found["badput_time"]
+  assert badput["custom_badput_events.evaluation"] == 3 and badput["unproductive_checkpoint_save_time"] == 4
+  assert badput["data_loading_sync"] == 4.5 and badput["program_startup"] == 20
+  assert badput["infrastructure_recovery_from_disruption"] == pytest.approx(31)
+  assert badput["wasted_progress_from_disruption"] == pytest.approx(17.5 * 3 / 11, abs=1e-3)
+  assert found["goodput_time"] == pytest.approx(17.5 * 8 / 11, abs=1e-3) and found["disruption_count"] == 1
+  assert found["max_productive_step"] == 9
+  assert sum(badput.values()) + found["goodput_time"] == pytest.approx(found["total_elapsed_time"], abs=0.01)
+
+
+def test_a_run_stopped_in_order_is_no_disruption_and_a_damaged_file_begins_anew(tmp_path, caplog):
+  clock, file = Clock(), Local(tmp_path / "goodput.json")
+  run = goodput.Goodput(file, 0, clock.now, clock)
+  run.write(1, line(1.0))
+  run.close(False)
+  assert goodput.Goodput(file, 1, clock.now, clock)._found["disruption_count"] == 0
+  for content in ("{", "[]", '{"badput_time": 3}', '{"badput_time": {}}'):
+    file.write_text(content)
+    assert goodput.Goodput(file, 1, clock.now, clock)._found["began"] == clock.now
+
+
+def test_the_program_was_started_before(tmp_path):
+  import time
+
+  assert time.time() - 86_400 * 30 < goodput._program_start() <= time.time()
