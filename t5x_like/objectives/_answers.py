@@ -1,10 +1,24 @@
 """Shared by the objectives on pairs of answers."""
 
+from collections.abc import Collection
+
 import jax
 import jax.numpy as jnp
 
 from t5x_like.objectives._cross_entropy import statistics
-from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
+from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
+
+
+class GivenAnswers(DecoderTargets):
+  """The base of objectives on pairs of answers, features [B, 2, …]."""
+
+  several = True
+
+  @classmethod
+  def missing(cls, features: Collection[str]) -> list[str]:
+    """Return the required features that `features` lacks; completions that are yet to be drawn are no answers."""
+    answers = ["a chosen and a rejected answer"] if "decoder_log_probabilities" in features else []
+    return super().missing(features) + answers
 
 
 def log_probabilities(logits, rows: Batch) -> jax.Array:

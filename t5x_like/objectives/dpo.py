@@ -7,12 +7,12 @@ import jax
 from t5x_like.errors import UserError
 from t5x_like.nn.linear import without_adapters
 from t5x_like.objectives import flat
-from t5x_like.objectives._answers import log_probabilities, summed
-from t5x_like.objectives._losses import Batch, DecoderTargets, Sums
+from t5x_like.objectives._answers import GivenAnswers, log_probabilities, summed
+from t5x_like.objectives._losses import Batch, Sums
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(DecoderTargets):
+class Objective(GivenAnswers):
   """`-log sigmoid(margin)`, with margin `beta * (log p(chosen)/r(chosen) - log p(rejected)/r(rejected))` (equation 7).
 
   p is the model, r the reference, which has the run's initial weights. These are kept beside the trained weights; if
@@ -46,8 +46,6 @@ class Objective(DecoderTargets):
         f"config.objective: found beta {self.beta} and label_smoothing {self.label_smoothing}, expected beta above 0 "
         "and label_smoothing at least 0 and less than 0.5"
       )
-
-  several = True
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the model and its reference on a batch.

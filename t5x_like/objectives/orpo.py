@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.objectives import flat
-from t5x_like.objectives._answers import log_probabilities, summed
-from t5x_like.objectives._losses import Batch, DecoderTargets, Sums
+from t5x_like.objectives._answers import GivenAnswers, log_probabilities, summed
+from t5x_like.objectives._losses import Batch, Sums
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(DecoderTargets):
+class Objective(GivenAnswers):
   """`-log P(chosen) - beta * log sigmoid(log odds(chosen)/odds(rejected))` (arXiv:2403.07691, equations 4 to 7).
 
   P is the geometric mean of the probabilities of an answer's tokens, odds are `P / (1 - P)`. There is no reference
@@ -30,7 +30,6 @@ class Objective(DecoderTargets):
     "chosen_log_probability",
     "rejected_log_probability",
   )
-  several = True
 
   beta: float = 0.1
 

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.objectives import flat
-from t5x_like.objectives._answers import summed
-from t5x_like.objectives._losses import Batch, DecoderTargets, Sums
+from t5x_like.objectives._answers import GivenAnswers, summed
+from t5x_like.objectives._losses import Batch, Sums
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(DecoderTargets):
+class Objective(GivenAnswers):
   """`-log sigmoid(r(chosen) - r(rejected) - gap)` (Ouyang et al. 2022, equation 1; Touvron et al. 2023, section 3.2.2).
 
   The reward r of a row is the score of its last token. A pair fixes differences only, so `centre` draws the sum of a
@@ -25,7 +25,6 @@ class Objective(DecoderTargets):
 
   outputs = {"scores": 2}
   gives = ("loss", "correct", "margin", "chosen_reward", "rejected_reward")
-  several = True
 
   centre: float = 0.0
   gap: float = 0.0
