@@ -7,10 +7,13 @@ texts of this process at once, and is a pure function of them:
 
   rewards = reward(texts, examples)
 
+Further arguments come from the recipe: {"name": "model", "workdir": "runs/reward"}.
+
 `texts` are completions, without the token that ends them. `examples` are dicts with the fields of the record
 (`config.task.fields`) that belongs to each. It returns a finite number for each.
 """
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -21,12 +24,21 @@ import numpy as np
 from t5x_like import slots
 from t5x_like.errors import UserError, one_line
 
+_WHERE = "config.objective.reward"
 Reward = Callable[[list[str], list[dict[str, Any]]], Sequence[float]]
 
 
-def find(name: str) -> Reward:
-  """Return the function of a name; raise UserError if there is none or it may not be imported (`trust.function`)."""
-  return slots.find("config.objective.reward", name, sys.modules[__name__], "reward")
+def find(value: str | dict[str, Any]) -> Reward:
+  """Return the function of a name, or of a name and arguments.
+
+  Raises:
+    UserError: there is none, it may not be imported (`trust.function`), or it takes other arguments.
+  """
+  name, arguments = slots.name_and_arguments(_WHERE, value)
+  function = slots.find(_WHERE, name, sys.modules[__name__], "reward")
+  if value == name and ":" in name:  # a function of the user's, of any signature
+    return function
+  return functools.partial(function, **slots.fill(_WHERE, arguments, function, given=slots.takes(function)[:2]))
 
 
 def packed(fields: dict[str, Any], length: int, where: str) -> np.ndarray:
@@ -63,13 +75,14 @@ def texts_of(tokens_RN: np.ndarray, vocabulary, ends: Sequence[int]) -> list[str
   return [vocabulary.decode([i for i in row if i < vocabulary.size]) for row in rows]
 
 
-def of_texts(name: str, texts: list[str], examples: list[dict[str, Any]]) -> np.ndarray:
+def of_texts(value: str | dict[str, Any], texts: list[str], examples: list[dict[str, Any]]) -> np.ndarray:
   """Return the rewards of texts, float32 [R].
 
   Raises:
     UserError: the function fails, or does not return a finite number for each text.
   """
-  reward, where = find(name), f"config.objective.reward: {name}"
+  reward, (name, _) = find(value), slots.name_and_arguments(_WHERE, value)
+  where = f"{_WHERE}: {name}"
   try:
     found = np.asarray(reward(texts, examples), np.float32)
   except Exception as error:

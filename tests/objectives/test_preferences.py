@@ -8,7 +8,7 @@ from flax import nnx
 from scipy.special import expit, log_softmax
 
 from objectives.test_dpo import drawn_batch, flags
-from t5x_like import train
+from t5x_like import rewards, train
 from t5x_like.errors import UserError
 from t5x_like.models import gpt
 from t5x_like.objectives import orpo, reward
@@ -79,6 +79,14 @@ def test_a_run_learns_the_preference_and_resumes_to_the_same_bits(values, scores
   assert train.main([*flags(tmp_path, *more, "--config.total_steps=3"), f"--workdir={parted}"]) == 0
   assert train.main([*flags(tmp_path, *more), f"--workdir={parted}"]) == 0
   assert_same_bits(run, parted, 6)
+  pairs = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
+  given = [pair["chosen"] for pair in pairs], [{"prompt": pair["prompt"]} for pair in pairs]
+  if scores:  # the reward model as a reward says what the evaluation said
+    found = rewards.of_texts({"name": "model", "workdir": str(run)}, *given)
+    assert found.mean() == pytest.approx(evaluated[-1]["eval/pairs_preferences/chosen_reward"], rel=1e-4)
+  else:
+    with pytest.raises(UserError, match="model failed: UserError: .*: found no reward model"):
+      rewards.of_texts({"name": "model", "workdir": str(run)}, *given)
 
 
 def test_a_reward_model_needs_a_score(tmp_path, capsys):

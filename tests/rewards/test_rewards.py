@@ -35,6 +35,18 @@ def test_a_function_elsewhere_must_be_named_in_the_command():
     rewards.find("os:getcwd")
 
 
+@pytest.mark.parametrize(
+  ("value", "words"),
+  [
+    ("model", "config.objective.reward.workdir: missing; it takes workdir, step, prompt"),
+    ({"name": "exact", "answer": "sum"}, "config.objective.reward.answer: unknown key; it takes no arguments"),
+  ],
+)
+def test_arguments_of_a_reward_are_checked(value, words):
+  with pytest.raises(UserError, match=words):
+    rewards.find(value)
+
+
 @pytest.mark.parametrize(("found", "words"), [([1.0], "found shape"), ([1.0, np.nan], "not finite"), (None, "failed")])
 def test_a_bad_reward_is_one_line(found, words, monkeypatch):
   monkeypatch.setattr(exact, "reward", lambda texts, examples: found if found else 1 / 0)

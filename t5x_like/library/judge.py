@@ -1,0 +1,55 @@
+"""A reward model as a judge of answers; see `rewards/model.py`."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from t5x_like import vocabularies
+from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message
+from t5x_like.errors import UserError
+from t5x_like.library.model import load
+from t5x_like.rows import padded_length
+
+
+class Judge:
+  """A trained reward model, called as `judge(prompts, answers) -> scores`.
+
+  Args:
+    workdir: the run, on its own mesh.
+    step: its checkpoint; None is the newest.
+  Raises:
+    UserError: there is no such run, it is no reward model, or there are several processes, each with texts of its own.
+  """
+
+  def __init__(self, workdir: str, step: int | None = None):
+    if jax.process_count() > 1:
+      raise UserError(f"{workdir}: a reward model scores texts in one process, found {jax.process_count()} processes")
+    made = load(workdir, step=step)
+    if getattr(made.model, "scores", None) is None:
+      raise UserError(f"{workdir}: found no reward model, expected a run of the objective 'reward' on preferences")
+    self._workdir, self._run = workdir, made.run
+    self._chat = Chat(made.template or "plain", made.vocabulary)  # the task's default
+    self._start = vocabularies.start_id(made.vocabulary)
+    (self._longest,) = made.features["decoder_input_tokens"]
+
+  def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
+    """Return the score of each answer, in the row that training would make of it.
+
+    Raises:
+      UserError: a row is longer than the reward model reads.
+    """
+    talks = [[Message("user", prompt), Message(ASSISTANT, answer)] for prompt, answer in zip(prompts, answers)]
+    rows = [[self._start, *self._chat(talk)[0][:-1].tolist()] for talk in talks]
+    if (most := max(map(len, rows))) > self._longest:
+      raise UserError(
+        f"{self._workdir}: reads at most {self._longest} tokens, found a prompt and its answer of {most}; lower"
+        " --config.task.new_tokens, or train a reward model of longer rows"
+      )
+    found = self._run(_scores, rows, {}, lambda length: padded_length(length, self._longest))
+    return [float(score) for (score,) in found]
+
+
+def _scores(model, batch: dict[str, np.ndarray]) -> tuple[jax.Array]:
+  outputs = model.outputs({"decoder_input_tokens": batch["tokens"], "decoder_segment_ids": batch["valid"]})
+  return (outputs["scores"][:, 0],)

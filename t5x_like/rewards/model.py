@@ -1,0 +1,30 @@
+"""The score of a reward model, a decoder that was trained by `objectives/reward.py` on preferences.
+
+  {"name": "model", "workdir": "runs/reward", "prompt": "question"}
+
+The prompt is the field of that name in an example, so `config.task.fields` must have it. Prompt and text are written in
+the chat template of the reward model's own run and in its vocabulary, which may differ from the trained model's.
+"""
+
+import functools
+from typing import Any
+
+from t5x_like import slots
+
+
+def reward(
+  texts: list[str], examples: list[dict[str, Any]], *, workdir: str, step: int | None = None, prompt: str = "prompt"
+) -> list[float]:
+  """Return the score of each text as the answer to its prompt; see `t5x_like.rewards`.
+
+  Args:
+    workdir: the reward model's run.
+    step: its checkpoint; None is the newest.
+    prompt: the field that holds the prompt.
+  """
+  return _judge(workdir, step)([example[prompt] for example in examples], texts)
+
+
+@functools.lru_cache(2)
+def _judge(workdir: str, step: int | None):
+  return slots.module("judge", "t5x_like.library").Judge(workdir, step)
