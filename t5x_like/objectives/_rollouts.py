@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from t5x_like import rewards
+from t5x_like import rewards, slots
 from t5x_like.errors import UserError
 from t5x_like.nn.linear import without_adapters
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
@@ -40,8 +40,8 @@ class FromRewards(DecoderTargets):
   """The base of objectives on rollouts; `training/rollouts.py` makes their batches.
 
   The model runs without dropout, as it does in the rollout. Subclasses have the fields `reward` (a name in
-  `t5x_like.rewards` or `module:function`) and `beta` (the cost of departing from the reference, which has the run's
-  initial weights; at 0 there is none).
+  `t5x_like.rewards` or `module:function`, or such a name and arguments) and `beta` (the cost of departing from the
+  reference, which has the run's initial weights; at 0 there is none).
   """
 
   also = ("decoder_log_probabilities", "rewards")
@@ -49,6 +49,7 @@ class FromRewards(DecoderTargets):
   several = True
   steps = "rollouts"
   updates: ClassVar[int] = 1  # of the model from each batch of rollouts
+  least: ClassVar[int] = 2  # completions of a prompt
 
   @property
   def reference(self) -> bool:
@@ -57,10 +58,10 @@ class FromRewards(DecoderTargets):
   def check(self, model, features: dict) -> None:
     rewards.find(self.reward)
     (completions,) = features["rewards"].shape
-    if completions < 2:
+    if completions < self.least:
       raise UserError(
-        f"config.task.completions: found {completions}, expected at least 2, as completions of the same prompt are"
-        " compared with one another"
+        f"config.task.completions: found {completions}, expected at least {self.least}, as completions of the same"
+        " prompt are compared with one another"
       )
 
   def completions(self, model, batch: Batch) -> Completions:
@@ -68,14 +69,15 @@ class FromRewards(DecoderTargets):
 
     Args:
       model: a decoder or an encoder-decoder with adapters, or with `model.reference`.
-      batch: features of `decoding/rollouts.py`, [B, K, …], and `rewards` float32 [B, K].
+      batch: features of `decoding/rollouts.py`, [B, K, …], and `rewards` float32 [B, K]; the reference is not run if it
+        has `reference_log_probabilities` float32 [B, K, N].
     """
     rows = flat(batch)
     outputs, shape = model.outputs(rows), batch["decoder_log_probabilities"].shape
     weights_BKN = batch[self.weights][..., -shape[-1] :]
     own_BKN, old_BKN = log_probabilities(outputs["logits"], rows, shape), batch["decoder_log_probabilities"]
-    base_BKN = old_BKN
-    if self.reference:
+    base_BKN = batch.get("reference_log_probabilities", old_BKN)
+    if self.reference and "reference_log_probabilities" not in batch:
       reference = getattr(model, "reference", None) or without_adapters(model, merged=False)
       base_BKN = jax.lax.stop_gradient(log_probabilities(reference.outputs(rows)["logits"], rows, shape))
     real_BK = jnp.any(weights_BKN > 0, axis=-1).astype(jnp.float32)
@@ -122,7 +124,8 @@ def mean_over_tokens(x_BKN: jax.Array, weights_BKN: jax.Array) -> jax.Array:
   return jnp.sum(x_BKN * weights_BKN, axis=-1) / jnp.maximum(jnp.sum(weights_BKN, axis=-1), 1.0)
 
 
-def check_reward(name: str) -> None:
-  """Raise UserError for the name of a built-in reward that does not exist; others are imported when needed."""
-  if ":" not in name:
-    rewards.find(name)
+def check_reward(reward: str | dict) -> None:
+  """Raise UserError for a built-in reward that does not exist or its arguments; others are imported when needed."""
+  name, _ = slots.name_and_arguments("config.objective.reward", reward)
+  if ":" not in (name or ""):
+    rewards.find(reward)

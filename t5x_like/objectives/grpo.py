@@ -33,7 +33,7 @@ class Objective(FromRewards):
   r is 1 up to rounding.
 
   Attributes:
-    reward: a name in `t5x_like.rewards`, or `module:function`.
+    reward: a name in `t5x_like.rewards`, or `module:function`; or such a name and arguments.
     form: `grpo` or `dr_grpo`.
     clip: the paper's epsilon.
     beta: the weight of the KL divergence from the reference; 0 needs no reference.
@@ -42,7 +42,7 @@ class Objective(FromRewards):
 
   gives = (*FromRewards.gives, "clip_fraction")
 
-  reward: str
+  reward: str | dict
   form: Literal["grpo", "dr_grpo"] = "grpo"
   clip: float = 0.2
   beta: float = 0.04

@@ -18,11 +18,11 @@ class Objective(FromRewards):
   rollout and r that of the reference (equation 3). Every batch of rollouts gives one update.
 
   Attributes:
-    reward: a name in `t5x_like.rewards`, or `module:function`.
+    reward: a name in `t5x_like.rewards`, or `module:function`; or such a name and arguments.
     beta: the weight of the KL divergence from the reference; 0 needs no reference.
   """
 
-  reward: str
+  reward: str | dict
   beta: float = 0.03
 
   def __post_init__(self):

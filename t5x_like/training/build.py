@@ -100,7 +100,7 @@ def model_of(config: ConfigDict):
       model.reference = bare(key, "teacher.model", config.teacher.model)
     elif getattr(objective, "reference", False) and not has_adapters(model):  # else it is the model without them
       model.reference = bare(key)
-    return model
+    return getattr(objective, "extended", lambda model, key: model)(model, key)
 
   return jax.eval_shape(make_model, jax.random.key(0)), make_model
 

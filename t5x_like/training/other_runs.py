@@ -49,7 +49,7 @@ FIXED = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
 _TRAINING = """
   core quantization init_stddev residual_init embed_init mlp_dropout shared_dropout attention_dropout
 """.split()
-_NEW = ("head/", "scores/", "classes/")
+_NEW = ("head/", "scores/", "classes/", "value/")
 _BACKBONE = "backbone/"
 _LENT = "backbone/encoder/"  # another run's image encoder
 _OFF = ("dropout", "drop_path")  # of a teacher

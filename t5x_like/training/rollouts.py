@@ -24,7 +24,7 @@ from t5x_like.training.build import Parts, abstract_batch
 from t5x_like.training.compilation import Cost, compile_step
 from t5x_like.training.state import TrainState
 
-_ROLLOUTS = 2  # folded into the run's key; dropout has the key itself
+_ROLLOUTS, _ORDERS = 2, 3  # folded into the run's key; dropout has the key itself
 
 
 class Steps:
@@ -45,6 +45,13 @@ class Steps:
     )
     answer = answering(parts.model, parts.rules, seed=config.seed, ends=self._ends)
     self._answer = answer.lower(parts.state.params, batch, parts.state.step).compile()
+    self._divide = None
+    if hasattr(parts.objective, "judged"):
+      _check_minibatches(config, parts)
+      divide = dividing(parts.model, parts.objective, parts.rules, config.seed)
+      lowered = divide.lower(parts.state.params, batch, parts.state.step)
+      self._divide = lowered.compile()
+      batch = {name: _like(x, parts.rules.batch()) for name, x in lowered.out_info[0].items()}
     self._step, self.cost = compile_step(config, parts, batch)
 
   def answered(self, state: TrainState, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -64,12 +71,19 @@ class Steps:
     return batch | {"rewards": from_local_rows(rules.batch(), rows, found_BK, size)}
 
   def __call__(self, state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Answer a batch and update the model; several updates count as one step. The metrics are those of the last."""
-    batch = self.answered(state, batch)
-    state, metrics = self._step(state, batch)
-    for _ in range(self._parts.objective.updates - 1):
-      state, metrics = self._step(dataclasses.replace(state, step=state.step - 1), batch)
-    return state, metrics
+    """Answer a batch and update the model; several updates count as one step.
+
+    The metrics are those of the last update, or the means of the minibatches of the last pass.
+    """
+    batch, objective = self.answered(state, batch), self._parts.objective
+    divide = self._divide or (lambda *_: (batch,) * objective.updates)
+    found = []
+    for part in divide(state.params, batch, state.step):
+      state = dataclasses.replace(state, step=state.step - 1) if found else state
+      state, metrics = self._step(state, part)
+      found.append(metrics)
+    last = found[-getattr(objective, "minibatches", 1) :]
+    return state, last[0] if len(last) == 1 else _means(last)
 
 
 def answering(model, rules, *, seed: int, ends: tuple[int, ...]) -> Callable:
@@ -88,6 +102,49 @@ def answering(model, rules, *, seed: int, ends: tuple[int, ...]) -> Callable:
       return batch | {name: x.reshape(B, K, *x.shape[1:]) for name, x in made.items()}
 
   return jax.jit(answer, out_shardings=rules.batch())
+
+
+def dividing(model, objective, rules, seed: int) -> Callable:
+  """Return the jitted function `(parameters, answered batch, step) -> the batch of each update`, in order.
+
+  The objective judges the whole batch first; then every pass divides its prompts into minibatches by an order of its
+  own, whose key is folded from the seed, the step and the number of the pass.
+  """
+  updates, number = objective.updates, objective.minibatches
+
+  def divide(arrays, batch, step):
+    with rules.activate():
+      batch = objective.judged(params.with_arrays(model, arrays), batch)
+      if number == 1:
+        return (batch,) * updates
+      key, made = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _ORDERS), step), []
+      for turn in range(updates):
+        order = jax.random.permutation(jax.random.fold_in(key, turn), len(batch["rewards"]))
+        made += [{name: x[rows] for name, x in batch.items()} for rows in jnp.split(order, number)]
+      return tuple(made)
+
+  return jax.jit(divide, out_shardings=rules.batch())
+
+
+@jax.jit
+def _means(found: list[dict[str, jax.Array]]) -> dict[str, jax.Array]:
+  """Return the means of metrics; of refused updates, the most."""
+  every = jax.tree.map(lambda *x: jnp.stack(x), *found)
+  return {name: x.max() if name == "updates_refused" else x.mean() for name, x in every.items()}
+
+
+def _like(x, sharding) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+
+def _check_minibatches(config: ConfigDict, parts: Parts) -> None:
+  """Check that the prompts of a batch divide into the objective's minibatches; raise UserError."""
+  ways, number = parts.rules.ways("batch") * config.accumulation_steps, parts.objective.minibatches
+  if config.batch_size % (number * ways):
+    raise UserError(
+      f"config.objective.minibatches: found {number}, but {config.batch_size} prompts do not divide into {number}"
+      f" minibatches of a multiple of {ways} (devices times accumulation steps); change it or --config.batch_size"
+    )
 
 
 def compiled(config: ConfigDict, parts: Parts, task) -> tuple[Steps, Cost]:

@@ -128,8 +128,9 @@ def vocabulary_at(workdir: str, identity: dict[str, Any]) -> str:
 
 
 def finished(model):
-  """Return the model as it is used elsewhere: its adapters merged, without a reference beside it."""
+  """Return the model as it is used elsewhere: its adapters merged, without a reference or a value head beside it."""
   model = without_adapters(model, merged=True)
-  if hasattr(model, "reference"):
-    del model.reference
+  for name in ("reference", "value"):
+    if hasattr(model, name):
+      delattr(model, name)
   return model

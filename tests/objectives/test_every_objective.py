@@ -24,7 +24,7 @@ USUAL = {  # for an objective without a recipe of its own, by the tokens that it
 }
 
 
-BY_ARGUMENT = {"rloo": "configs/finetune/grpo.py:rloo,debug"}
+BY_ARGUMENT = {name: f"configs/finetune/grpo.py:{name},debug" for name in ("rloo", "ppo")}
 
 
 def answered(batch):
@@ -61,6 +61,8 @@ def test_objective(name, tmp_path):
   objective, arrays = parts.objective, params.arrays(jax.jit(parts.make_model)(jax.random.key(0)))
   assert not objective.missing(task.features), "it needs features that its own recipe does not have"
   batch = answered(batch) if objective.steps else getattr(objective, "prepare", lambda whole: whole)(batch)
+  if hasattr(objective, "judged"):
+    batch = jax.jit(lambda arrays, b: objective.judged(params.with_arrays(parts.model, arrays), b))(arrays, batch)
 
   @jax.jit
   def sums_and_gradients(arrays, batch):

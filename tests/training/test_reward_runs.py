@@ -32,8 +32,13 @@ def flags(folder, workdir, **changes):
   return [*start, *words, *steps]
 
 
-def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(one_device, tmp_path, compiled, capsys, monkeypatch):
-  calls = []
+@pytest.mark.parametrize(
+  "objective", [{"name": "grpo", "updates": 2}, {"name": "ppo", "updates": 2, "minibatches": 2}], ids=["grpo", "ppo"]
+)
+def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(
+  objective, one_device, tmp_path, compiled, capsys, monkeypatch
+):
+  calls, changes = [], {"objective": objective | {"reward": "exact"}}
 
   def reward(texts, examples):
     """Rewards small bytes: from random weights, no sum is right."""
@@ -45,15 +50,15 @@ def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(one_device, tmp_p
 
   monkeypatch.setattr(exact, "reward", reward)
   stop_at = None
-  assert train.main(flags(tmp_path, tmp_path / "whole")) == 0, capsys.readouterr().err
+  assert train.main(flags(tmp_path, tmp_path / "whole", **changes)) == 0, capsys.readouterr().err
   assert calls == [32, 32, 32, 32, 8]
   calls, stop_at = [], 4
-  assert train.main(flags(tmp_path, tmp_path / "parted")) == 2
+  assert train.main(flags(tmp_path, tmp_path / "parted", **changes)) == 2
   assert "config.objective.reward: exact failed: InterruptedError: stopped here" in capsys.readouterr().err
-  assert train.main(flags(tmp_path, tmp_path / "parted")) == 0
+  assert train.main(flags(tmp_path, tmp_path / "parted", **changes)) == 0
   assert_same_bits(tmp_path / "whole", tmp_path / "parted", 4)
   rows = [row for row in read_metrics(tmp_path / "whole") if "train/reward" in row]
-  assert {"train/kl", "train/clip_fraction", "train/groups_with_signal", "train/completion_length"} <= rows[0].keys()
+  assert {"train/kl", "train/clip_fraction", "train/reward", "train/completion_length"} <= rows[0].keys()
   assert len(rows) == 4 and rows[0]["train/kl"] > 0, "the second update has left the reference"
   (tmp_path / "in.txt").write_text("1+2=\n")
   asked = [f"--workdir={tmp_path}/whole", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]
@@ -65,6 +70,11 @@ def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(one_device, tmp_p
   [
     ({"evals": {"loss": {}}}, "config.evals.loss: prompts have no answers"),
     ({"objective": {"name": "grpo", "reward": "exakt"}}, "did you mean 'exact'"),
+    ({"objective": {"name": "ppo", "reward": "exact", "minibatches": 3}}, "8 prompts do not divide into 3 minibatches"),
+    (
+      {"objective": {"name": "dpo"}, "evals": {}},
+      "dpo needs the feature 'a chosen and a rejected answer', which task prompts does not make",
+    ),
   ],
 )
 def test_recipes_that_cannot_be_are_one_line(changes, words, one_device, tmp_path, compiled, capsys):

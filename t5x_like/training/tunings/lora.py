@@ -14,7 +14,7 @@ def make(
   rank: Positive = 8,
   alpha: float = 16.0,
   targets: tuple[str, ...] = ("query", "value"),
-  also: tuple[str, ...] = ("head/*/*", "scores/*"),
+  also: tuple[str, ...] = ("head/*/*", "scores/*", "value/*"),
 ) -> Tuning:
   """Train adapters on frozen kernels (Hu et al. 2021); see `nn/lora.py`.
 
