@@ -142,7 +142,7 @@ def _build_in(config: ConfigDict) -> None:
   if config.teacher:
     model = (config.teacher.get("model") or config.model).to_dict()
     model |= {"variant": tiny_variant(model["name"], model["variant"])}
-    model |= {key: config.model[key] for key in ("resolution", "channels") if key in config.model}
+    model |= {key: config.model[key] for key in ("resolution", "channels", "vocab_size") if key in config.model}
     config.teacher = {"workdir": "random", "model": model}
   if built_in := _told(task.name, "BUILT_IN"):
     images = "resolution" in task

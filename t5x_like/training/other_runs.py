@@ -187,6 +187,8 @@ def teacher(config: ConfigDict, computed: dict[str, Any], platform: str | None) 
       f"{_TEACHER}: found {directory!r}, expected the workdir of a run; train the teacher first, or give a Hugging Face"
       " directory"
     )
+  if not saved and model.get("vocab_size") == "auto":
+    computed = computed | {"vocab_size": config.model.vocab_size}
   model = model_slot("teacher.model", ConfigDict((saved["model"] if saved else model) | computed), platform)
   for key in (key for key in _OFF if key in model):
     model[key] = 0.0

@@ -25,6 +25,7 @@ USUAL = {  # for an objective without a recipe of its own, by the tokens that it
 
 
 BY_ARGUMENT = {name: f"configs/finetune/grpo.py:{name},debug" for name in ("rloo", "ppo")}
+BY_ARGUMENT["cached_distillation"] = "configs/qwen/distil.py:cached,debug"
 
 
 def answered(batch):

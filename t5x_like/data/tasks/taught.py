@@ -1,0 +1,103 @@
+"""Examples of another task with a teacher's likeliest next tokens, from a store that `tools.cache_teacher` made.
+
+  config.task = {"name": "taught", "store": "data/taught"}
+
+An item of the store is an example: all features of its task, and at each target the teacher's k likeliest tokens, in
+order, with their log-probabilities: `teacher_tokens` int32 and `teacher_log_probabilities` float32, [T, k]. What a task
+draws at random (spans, masks) was drawn when the store was made; every epoch shows the same examples. For `:debug`,
+the built-in corpus has a teacher that gives the target half of the probability.
+"""
+
+import math
+
+import numpy as np
+
+from t5x_like.data.features import Feature, Features, decoder
+from t5x_like.data.preprocessors.decoder_only import decoder_only
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.supervised.labelled import batch_of
+from t5x_like.data.task import Task, digest
+from t5x_like.data.windows import Prepared, Windows
+from t5x_like.errors import UserError
+from t5x_like.store.reader import Store, Verify
+from t5x_like.vocabularies import start_id
+
+FACT = "examples"  # of the manifest: shape and dtype of each feature
+_LENGTH, _K = 64, 3  # of the built-in examples
+
+
+def tiny(length: int) -> dict[str, int]:
+  """Return the lengths of its laptop form: a store has its own."""
+  return {}
+
+
+def taught(length: int, k: int) -> Features:
+  """Describe the features that a teacher adds to a row."""
+  kinds = {"tokens": "int32", "log_probabilities": "float32"}
+  return {f"teacher_{name}": Feature((length, k), kind) for name, kind in kinds.items()}
+
+
+def features(vocabulary, /, *, store: str, **_) -> Features:
+  """Return the features of the examples in a store's split `train`."""
+  return _BUILT_IN if store == "builtin" else _features(Store.open(f"{store}/train", "size"))
+
+
+def task(*, store: str | Prepared, split: str, verify: Verify = "auto") -> Task:
+  """Make the task.
+
+  Args:
+    store: the directory with a store of each split, local or at an address; or `builtin`.
+    split: the split.
+    verify: the checks on opening, see `Store.open`.
+
+  Raises:
+    UserError: there is no such store, or it holds something else.
+  """
+  if not isinstance(store, str):
+    return _built_in(Windows(store, split, _LENGTH, documents_end="eos"))
+  opened = Store.open(f"{store}/{split}", verify)
+  described = _features(opened)
+  print(f"data: {opened.path}: {opened.num_items:,} examples with {_told(opened)}; {opened.verification}", flush=True)
+
+  def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
+    made = {}
+    for name, feature in described.items():
+      size = math.prod(feature.shape)
+      found = opened.stretches(name, index_B * size, np.full(index_B.size, size))
+      made[name] = found.reshape(index_B.size, *feature.shape)
+    return made
+
+  return Task(
+    name=opened.name,
+    vocabulary=opened.vocabulary,
+    fingerprint=digest(task="taught.v1", store=opened.fingerprint),
+    num_examples=opened.num_items,
+    features=described,
+    batch=batch_of(read, described),
+  )
+
+
+_BUILT_IN = decoder(_LENGTH) | taught(_LENGTH, _K)
+
+
+def _built_in(windows: Windows) -> Task:
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    made = decoder_only(windows.read(example_index_B), start_id(windows.vocabulary))
+    ids_BTk = made["decoder_target_tokens"][..., None] + tf.range(_K)
+    log_p_BTk = tf.broadcast_to(tf.math.log([0.5, 0.3, 0.1]), tf.shape(ids_BTk))
+    return made | {"teacher_tokens": ids_BTk, "teacher_log_probabilities": log_p_BTk}
+
+  name, print_ = windows.tokens.name, digest(task="taught.v1", store=windows.tokens.fingerprint)
+  return Task(f"{name}_taught", windows.vocabulary, print_, windows.num_examples, _BUILT_IN, batch)
+
+
+def _features(store: Store) -> Features:
+  facts = store.manifest.facts.get(FACT)
+  if not isinstance(facts, dict):
+    raise UserError(f"{store.path}: holds no examples of a teacher, expected a store that tools.cache_teacher made")
+  return {name: Feature(tuple(shape), dtype) for name, (shape, dtype) in facts.items()}
+
+
+def _told(store: Store) -> str:
+  k = store.manifest.facts[FACT]["teacher_tokens"][0][-1]
+  return f"the {k} likeliest tokens of {store.manifest.source.get('teacher', 'a teacher')}"

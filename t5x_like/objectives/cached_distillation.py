@@ -1,0 +1,40 @@
+"""Distillation of a language model from a teacher's likeliest tokens, which `tools.cache_teacher` has stored once."""
+
+import dataclasses
+
+import jax
+
+from t5x_like.objectives._losses import Batch, Sums
+from t5x_like.objectives._token_distillation import Distilled, likeliest
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(Distilled):
+  """`(1 - share) * CE(student, target) + share * KL(teacher || student)`; the teacher is not run.
+
+  The divergence is over the teacher's k likeliest tokens and one event for all others together. With k = V it is that
+  of `token_distillation`. The metric `remainder` is the probability of the others.
+
+  Attributes:
+    share: the teacher's share of the loss.
+  """
+
+  also = ("teacher_tokens", "teacher_log_probabilities")
+  gives = ("loss", "correct", "distillation_loss", "agreement", "remainder")
+  advice = "store the teacher's likeliest tokens with python -m tools.cache_teacher, and set --config.task.name=taught"
+
+  share: float = 0.5
+
+  def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Run the model on a batch.
+
+    Args:
+      model: the student.
+      batch: as for `DecoderTargets`, and the teacher's likeliest tokens, in order: `teacher_tokens` int32 and
+        `teacher_log_probabilities` float32, [B, T, k].
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums), see `Distilled.distilled`, with `distillation_loss`, `remainder` and `agreement`.
+    """
+    taught = batch["teacher_tokens"], batch["teacher_log_probabilities"]
+    return self.distilled(model.outputs(batch, key), batch, likeliest, (), *taught)

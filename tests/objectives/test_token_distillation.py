@@ -1,0 +1,119 @@
+"""Distillation of language models: the formulas in numpy, chunks of tokens, and a teacher's stored tokens."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
+from t5x_like import train
+from t5x_like.corpora import builtin
+from t5x_like.data import loader, task
+from t5x_like.errors import UserError
+from t5x_like.nn.vocabulary_logits import VocabularyLogits
+from t5x_like.objectives import _token_distillation, cached_distillation, token_distillation
+from t5x_like.report.writer import read_metrics
+from tools import cache_teacher
+
+B, T, V, D = 2, 6, 7, 4
+
+
+class Small:
+  def __init__(self, x_BTD, table_VD, reference=None):
+    self.logits, self.reference = VocabularyLogits(x_BTD, table_VD, tied=True), reference
+
+  def outputs(self, batch, key=None):
+    return {"logits": self.logits}
+
+
+@pytest.fixture(scope="module")
+def case():
+  """(hidden states and table of a student, of its teacher, a batch)"""
+  draw = np.random.default_rng(4)
+  pairs = [[draw.normal(size=s).astype(np.float32) for s in ((B, T, D), (V, D))] for _ in range(2)]
+  targets = draw.integers(0, V, (B, T)).astype(np.int32)
+  return *pairs, {"decoder_target_tokens": targets, "decoder_loss_weights": draw.uniform(size=(B, T)).astype("f")}
+
+
+def cached(teacher, k):
+  log_p, ids = jax.lax.top_k(jax.nn.log_softmax(teacher[0] @ teacher[1].T), k)
+  return {"teacher_tokens": ids, "teacher_log_probabilities": log_p}
+
+
+@pytest.mark.parametrize("k", [V, 3])
+def test_the_loss_is_that_of_the_formula(k, case):
+  student, teacher, batch = case
+  log_q, log_p = (log_softmax(np.asarray(x @ table.T, np.float64), axis=-1) for x, table in (student, teacher))
+  kl, rest = np.zeros((B, T)), np.zeros((B, T))
+  for place in np.ndindex(B, T):
+    q, p = np.exp(log_q[place]), np.exp(log_p[place])
+    top = np.argsort(-p)[:k]
+    others = [i for i in range(V) if i not in top]
+    kl[place] = sum(p[i] * np.log(p[i] / q[i]) for i in top)
+    if others:
+      rest[place] = p[others].sum()
+      kl[place] += rest[place] * np.log(rest[place] / q[others].sum())
+  w, target = batch["decoder_loss_weights"], batch["decoder_target_tokens"]
+  ce = -np.take_along_axis(log_q, target[..., None], -1)[..., 0]
+  loss, sums = cached_distillation.Objective(share=0.7)(Small(*student), batch | cached(teacher, k))
+  np.testing.assert_allclose(loss, (w * (0.3 * ce + 0.7 * kl)).sum(), rtol=1e-5)
+  np.testing.assert_allclose(
+    [sums["loss"], sums["distillation_loss"], sums["remainder"]], [(w * x).sum() for x in (ce, kl, rest)], rtol=1e-5
+  )
+  assert sums["agreement"] == pytest.approx((w * (log_q.argmax(-1) == log_p.argmax(-1))).sum(), rel=1e-5)
+  if k < V:
+    whole = token_distillation.Objective()(Small(*student, Small(*teacher)), batch)[1]["distillation_loss"]
+    assert sums["distillation_loss"] < whole
+
+
+@pytest.mark.parametrize("tokens", [None, 2], ids=["whole", "chunks"])
+def test_all_tokens_stored_are_the_teacher_online_with_gradients(tokens, case, monkeypatch):
+  student, teacher, batch = case
+
+  def online(student):
+    return token_distillation.Objective()(Small(*student, Small(*teacher)), batch)[0]
+
+  expected = jax.value_and_grad(online)(student)
+  if tokens:
+    monkeypatch.setattr(_token_distillation, "LOGITS", B * tokens * V)
+    assert "scan" in str(jax.make_jaxpr(online)(student))
+  stored = batch | cached(teacher, V)
+  found = jax.value_and_grad(lambda s: cached_distillation.Objective()(Small(*s), stored)[0])(student)
+  for both in zip(jax.tree.leaves((found, jax.value_and_grad(online)(student))), jax.tree.leaves((expected,) * 2)):
+    np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-6)
+  to_teacher = jax.grad(lambda t: token_distillation.Objective()(Small(*student, Small(*t)), batch)[0])(teacher)
+  assert all(not np.any(g) for g in to_teacher)
+
+
+def test_bad_options_are_one_line(tmp_path):
+  with pytest.raises(UserError, match="config.objective.share: found 1.5, expected a number from 0 to 1"):
+    cached_distillation.Objective(share=1.5)
+  store = builtin.directory()  # tokens alone
+  with pytest.raises(UserError, match="expected a store that tools.cache_teacher made"):
+    task.build("taught", "train", store=store)
+
+
+@pytest.mark.runs
+def test_a_student_learns_from_what_a_teacher_stored(tmp_path, compiled, capsys):
+  recipe, k = ["--config=tests/recipes/nano_decoder.py"], 5
+  steps = ["--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2"]
+  assert train.main([*recipe, *steps, f"--workdir={tmp_path}/teacher"]) == 0, capsys.readouterr().err
+  made = [f"--workdir={tmp_path}/teacher", f"--k={k}", "--examples=20", f"--output={tmp_path}/taught"]
+  assert cache_teacher.main([*recipe, *made]) == 0, capsys.readouterr().err
+  assert f"the {k} likeliest tokens leave a remainder of 0." in capsys.readouterr().out
+  built = task.build("taught", "validation", store=f"{tmp_path}/taught")
+  batch = next(loader.eval_batches(built, batch_size=8, max_examples=8))
+  run = cache_teacher.Teacher(f"{tmp_path}/teacher", k)
+  np.testing.assert_array_equal(batch["teacher_tokens"], run(batch)[0])
+  np.testing.assert_allclose(batch["teacher_log_probabilities"], run(batch)[1], atol=1e-5)
+  assert (np.diff(batch["teacher_log_probabilities"], axis=-1) <= 0).all()
+  values = {"task": {"name": "taught", "store": f"{tmp_path}/taught"}, "objective": {"name": "cached_distillation"}}
+  words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
+  assert train.main([*recipe, *steps, *words, f"--workdir={tmp_path}/student"]) == 0, capsys.readouterr().err
+  rows = read_metrics(tmp_path / "student")
+  assert 0 < rows[0]["train/remainder"] < 1 and rows[0]["train/distillation_loss"] > 0
+  words = ['--config.objective={"name": "cached_distillation"}', f"--workdir={tmp_path}/other"]
+  assert train.main([*recipe, *steps, *words]) == 2
+  assert "python -m tools.cache_teacher" in capsys.readouterr().err
