@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+import more
 import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
 from t5x_like import predict, train
 from t5x_like.report.writer import read_metrics
@@ -33,7 +34,9 @@ def flags(folder, workdir, **changes):
 
 
 @pytest.mark.parametrize(
-  "objective", [{"name": "grpo", "updates": 2}, {"name": "ppo", "updates": 2, "minibatches": 2}], ids=["grpo", "ppo"]
+  "objective",
+  more.beyond(1, [{"name": "ppo", "updates": 2, "minibatches": 2}, {"name": "grpo", "updates": 2}]),
+  ids=lambda objective: objective["name"],
 )
 def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(
   objective, one_device, tmp_path, compiled, capsys, monkeypatch
