@@ -9,8 +9,8 @@ The teacher runs in every step, about ten times the student's forward pass. `dis
   python -m tools.cache_teacher --config=configs/qwen/distil.py --workdir=Qwen/Qwen3-8B --k=64 --output=data/qwen_taught
   python -m t5x_like.train --config=configs/qwen/distil.py:cached --workdir=runs/qwen_cached
 
-Store, vocabulary and rates are those of `qwen3_8b.py`; the store has the vocabulary of the published teacher. Not run at
-full size here.
+Store, vocabulary and rates are those of `qwen3_8b.py`; the store has the vocabulary of the published teacher. Not run
+at full size here.
 """
 
 from configs.qwen import qwen3_8b

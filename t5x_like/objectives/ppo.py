@@ -33,7 +33,7 @@ class Objective(FromRewards):
   then A is whitened over all tokens of the rollout. All but r and V are computed once for a rollout.
 
   Attributes:
-    reward: as for `grpo`.
+    reward: a name in `t5x_like.rewards`, or `module:function`; or such a name and arguments.
     clip: the paper's epsilon.
     value_clip: the same for values.
     value_weight: the paper's c1, of half the squared error.
