@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 from t5x_like import slots
+from t5x_like.errors import UserError
 
 
 def reward(
@@ -22,7 +23,9 @@ def reward(
     step: its checkpoint; None is the newest.
     prompt: the field that holds the prompt.
   """
-  return _judge(workdir, step)([example[prompt] for example in examples], texts)
+  if lacking := next((example for example in examples if prompt not in example), None):
+    raise UserError(f"found no {prompt!r} among {', '.join(lacking)}; name the prompt's field in config.task.fields")
+  return _judge(workdir, step)([str(example[prompt]) for example in examples], texts)
 
 
 @functools.lru_cache(2)

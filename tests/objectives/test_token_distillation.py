@@ -90,6 +90,8 @@ def test_all_tokens_stored_are_the_teacher_online_with_gradients(tokens, case, m
 def test_bad_options_are_one_line(tmp_path):
   with pytest.raises(UserError, match="config.objective.share: found 1.5, expected a number from 0 to 1"):
     cached_distillation.Objective(share=1.5)
+  with pytest.raises(UserError, match="found no store .*/train; make it with python -m tools.cache_teacher"):
+    task.build("taught", "train", store=str(tmp_path))
   store = builtin.directory()  # tokens alone
   with pytest.raises(UserError, match="expected a store that tools.cache_teacher made"):
     task.build("taught", "train", store=store)

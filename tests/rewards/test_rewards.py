@@ -47,6 +47,11 @@ def test_arguments_of_a_reward_are_checked(value, words):
     rewards.find(value)
 
 
+def test_a_reward_model_needs_the_prompt():
+  with pytest.raises(UserError, match="model failed: UserError: found no 'prompt' among sum; name the prompt's field"):
+    rewards.of_texts({"name": "model", "workdir": "none"}, ["a"], [{"sum": "1"}])
+
+
 @pytest.mark.parametrize(("found", "words"), [([1.0], "found shape"), ([1.0, np.nan], "not finite"), (None, "failed")])
 def test_a_bad_reward_is_one_line(found, words, monkeypatch):
   monkeypatch.setattr(exact, "reward", lambda texts, examples: found if found else 1 / 0)

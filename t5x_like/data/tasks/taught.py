@@ -19,6 +19,8 @@ from t5x_like.data.supervised.labelled import batch_of
 from t5x_like.data.task import Task, digest
 from t5x_like.data.windows import Prepared, Windows
 from t5x_like.errors import UserError
+from t5x_like.files.places import place
+from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
 from t5x_like.vocabularies import start_id
 
@@ -39,7 +41,7 @@ def taught(length: int, k: int) -> Features:
 
 def features(vocabulary, /, *, store: str, **_) -> Features:
   """Return the features of the examples in a store's split `train`."""
-  return _BUILT_IN if store == "builtin" else _features(Store.open(f"{store}/train", "size"))
+  return _BUILT_IN if store == "builtin" else _features(_opened(store, "train", "size"))
 
 
 def task(*, store: str | Prepared, split: str, verify: Verify = "auto") -> Task:
@@ -55,7 +57,7 @@ def task(*, store: str | Prepared, split: str, verify: Verify = "auto") -> Task:
   """
   if not isinstance(store, str):
     return _built_in(Windows(store, split, _LENGTH, documents_end="eos"))
-  opened = Store.open(f"{store}/{split}", verify)
+  opened = _opened(store, split, verify)
   described = _features(opened)
   print(f"data: {opened.path}: {opened.num_items:,} examples with {_told(opened)}; {opened.verification}", flush=True)
 
@@ -89,6 +91,12 @@ def _built_in(windows: Windows) -> Task:
 
   name, print_ = windows.tokens.name, digest(task="taught.v1", store=windows.tokens.fingerprint)
   return Task(f"{name}_taught", windows.vocabulary, print_, windows.num_examples, _BUILT_IN, batch)
+
+
+def _opened(store: str, split: str, verify: Verify) -> Store:
+  if not (place(f"{store}/{split}") / manifests.FILE).is_file():
+    raise UserError(f"config.task.store: found no store {store}/{split}; make it with python -m tools.cache_teacher")
+  return Store.open(f"{store}/{split}", verify)
 
 
 def _features(store: Store) -> Features:
