@@ -86,13 +86,15 @@ def test_recipes_that_cannot_be_are_one_line(changes, words, one_device, tmp_pat
 
 
 @pytest.mark.more
-def test_eight_devices_learn_as_one(tmp_path, compiled, capsys, monkeypatch):
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_eight_devices_learn_as_one(name, tmp_path, compiled, capsys, monkeypatch):
   monkeypatch.setattr(exact, "reward", lambda texts, _: [sum(letter < "A" for letter in text) / 4 for text in texts])
+  objective = {"name": name, "reward": "exact", "updates": 2} | ({"minibatches": 2} if name == "ppo" else {})
   found = []
   for devices in (1, 8):
     with alone() if devices == 1 else contextlib.nullcontext():
       run = tmp_path / str(devices)
-      assert train.main(flags(tmp_path, run)) == 0, capsys.readouterr().err
+      assert train.main([*flags(tmp_path, run, objective=objective), "--config.batch_size=16"]) == 0, capsys.readouterr().err
     found.append([row for row in read_metrics(run) if "train/reward" in row])
   for one, eight in zip(*found, strict=True):
     assert all(one[name] == eight[name] for name in ("train/reward", "train/completion_length"))
