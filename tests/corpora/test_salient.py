@@ -12,7 +12,7 @@ from t5x_like.errors import UserError
 
 
 def records(spelled: str, split: str = "train") -> list[dict]:
-  return [record for _, record in open_source(spelled).records(split)]
+  return [{key: record[key] for key in ("inputs", "targets")} for _, record in open_source(spelled).records(split)]
 
 
 def write(path, rows: list[dict]) -> str:

@@ -5,7 +5,8 @@ al. 2020 (section 3.3) continue the pretraining of T5 this way, with the texts o
 
     inputs   nem: The tower was built in _X_ by his company.     targets   1889
 
-A sentence without a span gives no example. The records of SOURCE have a `text`, and the spans come from one of:
+A sentence without a span gives no example. The records of SOURCE have a `text`; their fields go with each example. The
+spans come from one of:
 
     salient:jsonl:tagged.jsonl                  the records: sentences whose spans a tagger marked, under `spans`,
                                                 `entities` or `ents`, as spaCy and `transformers` write them
@@ -55,7 +56,7 @@ class Source(Base):
       for sentence, spans in self._spans(record, where):
         for start, end in spans:
           inputs = f"nem: {sentence[:start]}_X_{sentence[end:]}"
-          yield where, {"inputs": inputs, "targets": sentence[start:end]}
+          yield where, record | {"inputs": inputs, "targets": sentence[start:end]}
 
   def _spans(self, record: Record, where: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     """Yield the sentences of a record with their spans."""
