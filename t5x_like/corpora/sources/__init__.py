@@ -16,6 +16,7 @@
     squad:train=train-v2.0.json.gz                  SQuAD's files; id, title, context, question, answers
     multirc: record: wsc: race: webquestions: stories: entities: sgm:  the files of benchmarks, see each format's file
     salient:[FINDER@]SOURCE                         sentences with a date, number or name masked, one record a span
+    cloze:SOURCE                                    a sentence of a text, and the rest of it, one record a sentence
     t5:stsb:SOURCE                                  T5's texts of a benchmark's records, see `t5.py`
     official:{…}                                    a benchmark's files by their usual names, see `benchmarks/suites/`
     conll:ner.conll                                 one record per sentence; `tokens`, and the columns by number
@@ -31,6 +32,7 @@
     docstrings                                      the embedded corpus, built on first use
     docstring_tasks:name                            supervised tasks from that corpus: package, halves, name, parameter
     sums:99                                         sums of two numbers up to 99; `a`, `b`, `sum`
+    facts:2000                                      questions about people and, in split passages, their answers
     builtin                                         a tiny corpus with a field for every task, for trying out recipes
 
 A record is a dictionary of fields. Supervised tasks use its fields. Pretraining takes one field as the text of a
