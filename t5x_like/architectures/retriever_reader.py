@@ -1,0 +1,165 @@
+"""A retriever of passages and a reader that answers from them, as one model (REALM)."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.architectures.architecture import Batch, Dtype, Layers
+from t5x_like.architectures.build import chosen
+from t5x_like.architectures.design import Design, Variant
+from t5x_like.architectures.encoder import Encoder
+from t5x_like.architectures.encoder_decoder import EncoderDecoder
+from t5x_like.errors import UserError
+from t5x_like.nn.dims import subkey
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.vocabulary_logits import dense
+from t5x_like.parallel.constrain import constrain
+from t5x_like.slots import Positive, Rate
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalVariant:
+  """One size of a retriever and a reader.
+
+  Attributes:
+    retriever: variant of the encoder of queries and passages, which takes the vocabulary of the reader.
+    reader: variant of the encoder-decoder that reads a query with a passage.
+    width: width of the space in which queries and passages are compared.
+  """
+
+  retriever: Variant
+  reader: Variant
+  width: int
+
+  @property
+  def design(self) -> Design:
+    return self.reader.design
+
+  @property
+  def tokens(self):
+    return self.reader.tokens
+
+  @property
+  def vocab_size(self) -> int:
+    return self.reader.vocab_size
+
+
+class Retriever(nnx.Module):
+  """One encoder of queries and passages, whose first state is projected, for each by its own matrix.
+
+  A row is the start token, which stands for [CLS], before the tokens of a text.
+  """
+
+  def __init__(self, rngs: nnx.Rngs, variant: Variant, width: int, **options):
+    self.encoder = Encoder(rngs, variant=variant, head="none", **options)
+    D, init = variant.dims.embed, variant.design.kernel_init(variant.dims.embed)
+    self.query = Linear((D, width), ("embed", None), init, rngs)
+    self.passage = Linear((D, width), ("embed", None), init, rngs)
+
+  def queries(self, tokens_RL: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    """Embed queries: float32 [R, P]."""
+    return self.query(self._first(tokens_RL, key)).astype(jnp.float32)
+
+  def passages(self, tokens_RL: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    """Embed passages: float32 [R, P]."""
+    return self.passage(self._first(tokens_RL, key)).astype(jnp.float32)
+
+  def _first(self, tokens_RL: jax.Array, key: jax.Array | None) -> jax.Array:
+    ids = self.encoder.variant.tokens
+    tokens_RS = jnp.pad(tokens_RL, ((0, 0), (1, 0)), constant_values=ids.start)
+    valid_RS = jnp.pad(tokens_RL != ids.pad, ((0, 0), (1, 0)), constant_values=True)  # T5's start token is its padding
+    rows = {"encoder_input_tokens": tokens_RS, "encoder_segment_ids": valid_RS.astype(jnp.int32)}
+    return self.encoder.encode(rows, key)[0][:, 0]
+
+
+class Kept(nnx.Module):
+  """The retriever as it was when the index was last made."""
+
+  def __init__(self, retriever: Retriever):
+    self.retriever = jax.tree.map(lambda x: x, retriever)
+
+
+class RetrieverReader(nnx.Module):
+  """A retriever, a reader, and an untrained copy of the retriever in `reference`, from which the index is made.
+
+  Args:
+    variant: a name in `VARIANTS`, or a `RetrievalVariant`. All arguments but `rngs` are keys of `config.model`.
+    vocab_size, tokens: of both parts.
+    design: changes to the designs, {"retriever": …, "reader": …}, or one of the two.
+    dropout, dtype, remat, layers: of both parts; see `architectures.architecture.Architecture`.
+  Raises:
+    UserError: names the key, its value and the expected one.
+  """
+
+  VARIANTS: ClassVar[dict[str, RetrievalVariant]] = {}
+  VARIANT = RetrievalVariant
+  NEEDS = ("encoder_input_tokens", "passage_tokens")
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    variant: str | RetrievalVariant,
+    vocab_size: Positive | None = None,
+    dropout: Rate = 0.0,
+    dtype: Dtype = "float32",
+    remat: str | dict = "none",
+    layers: Layers = "scan",
+    design: dict = {},  # noqa: B006 (never written to)
+    tokens: dict = {},  # noqa: B006
+  ):
+    variant, changes = chosen(self.VARIANTS, variant), dict(slots.plain(design))
+    if set(changes) - {"retriever", "reader"}:
+      raise UserError(f"config.model.design: found {changes}, expected a design for retriever and for reader")
+    reader = chosen({}, variant.reader, changes.get("reader", {}), tokens, vocab_size=vocab_size)
+    own = dict(tokens=reader.tokens, vocab_size=reader.vocab_size, types=0)
+    retriever = dataclasses.replace(chosen({}, variant.retriever, changes.get("retriever", {})), **own)
+    self.variant = dataclasses.replace(variant, reader=reader, retriever=retriever)
+    options = dict(dropout=dropout, dtype=dtype, remat=remat, layers=layers)
+    self.retriever = Retriever(rngs, retriever, variant.width, **options)
+    self.reader = EncoderDecoder(rngs, variant=reader, **options)
+    self.reference = Kept(self.retriever)
+
+  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """Return `outputs` with float32 logits."""
+    return dense(self.outputs(batch, key))
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
+    """Embed queries and passages, and read each query with each of its passages.
+
+    Args:
+      batch: `encoder_input_tokens` int32 [B, Q], queries up to EOS; `passage_tokens` int32 [B, Z, L], Z passages of
+        each up to EOS, where a row of padding is the null document. With `decoder_input_tokens` int32 [B, T], the
+        passages are read.
+      key: dropout key, or None for evaluation.
+    Returns:
+      {"query_embeddings" float32 [B, P], "passage_embeddings" float32 [B, Z, P]}; of what is read, "logits",
+      `VocabularyLogits` [B * Z, T, V], and the scalars of the reader.
+    """
+    passage_BZL = batch["passage_tokens"]
+    B, Z, L = passage_BZL.shape
+    query_BP = self.retriever.queries(batch["encoder_input_tokens"], subkey(key, 0))
+    passage_RP = self.retriever.passages(passage_BZL.reshape(B * Z, L), subkey(key, 1))
+    found = {"query_embeddings": query_BP, "passage_embeddings": passage_RP.reshape(B, Z, -1)}
+    if "decoder_input_tokens" not in batch:
+      return found
+    return self.reader.outputs(self.read(batch), subkey(key, 2)) | found
+
+  def read(self, batch: Batch) -> Batch:
+    """Return the reader's rows, B * Z of them: each query and behind it a passage, with the decoder's input, if any."""
+    query_BQ, passage_BZL = batch["encoder_input_tokens"], batch["passage_tokens"]
+    pad, (B, Z, L), Q = self.variant.tokens.pad, passage_BZL.shape, query_BQ.shape[1]
+    end_B11 = jnp.sum(query_BQ != pad, axis=1)[:, None, None]
+    place_S = jnp.arange(Q + L)
+    behind_B1S = jnp.broadcast_to(place_S - end_B11, (B, 1, Q + L))
+    moved_BZS = jnp.take_along_axis(passage_BZL, jnp.clip(behind_B1S, 0, L - 1), axis=2)
+    moved_BZS = jnp.where(behind_B1S < L, moved_BZS, pad)
+    query_B1S = jnp.pad(query_BQ, ((0, 0), (0, L)), constant_values=pad)[:, None]
+    rows = {"encoder_input_tokens": jnp.where(behind_B1S < 0, query_B1S, moved_BZS).reshape(B * Z, Q + L)}
+    if "decoder_input_tokens" in batch:
+      rows["decoder_input_tokens"] = jnp.repeat(batch["decoder_input_tokens"], Z, axis=0)
+    return {name: constrain(x, "batch", None) for name, x in rows.items()}

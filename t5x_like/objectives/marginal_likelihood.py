@@ -1,0 +1,66 @@
+"""The likelihood of an answer, summed over the passages that it may come from (Guu et al. 2020, section 3.1).
+
+`p(y|x) = sum_z p(z|x) p(y|x, z)`, z among the nearest k passages of the query x and the null document. p(z|x) is the
+softmax of their inner products with x, computed anew by the parameters of the step; so the retriever learns which
+passages help the reader. The search alone uses an older index.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.objectives import Base
+from t5x_like.objectives._cross_entropy import statistics
+from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
+from t5x_like.slots import Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(Base):
+  """`-log sum_z p(z|x) p(y|x, z)`, a mean over examples; `training/retrieval.py` makes the batches.
+
+  Attributes:
+    refresh_every: steps from one index to the next (Guu et al. 2020, section 3.3: about 500).
+  """
+
+  beside = ("passage_tokens",)
+  targets = "decoder_target_tokens"
+  weights = "decoder_loss_weights"
+  also = ("encoder_input_tokens", "decoder_input_tokens", "passage_tokens", "own_passage")
+  outputs = {"query_embeddings": 2, "passage_embeddings": 3, "logits": 3}
+  gives = ("loss", "null_probability", "utility")
+  steps = "retrieval"
+
+  refresh_every: Positive = 500
+
+  def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Run the retriever and the reader on a batch.
+
+    Args:
+      batch: the model's features; `passage_tokens` int32 [B, Z, L], first the null document, a row of padding;
+        `decoder_target_tokens` int32 and `decoder_loss_weights` float32 [B, T].
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums), sums over examples: `loss`, in nats; `null_probability`, p(null|x); `utility`, the mean of
+      `log p(y|x, z) - log p(y|x, null)` under p(z|x), the paper's retrieval utility; `weights`, and the scalars of the
+      model.
+    """
+    outputs = model.outputs(batch, key)
+    prior_BZ, likelihood_BZ = log_probabilities(outputs, batch)
+    loss_B = -jax.nn.logsumexp(prior_BZ + likelihood_BZ, axis=1)
+    gain_B = jnp.sum(jnp.exp(prior_BZ) * (likelihood_BZ - likelihood_BZ[:, :1]), axis=1)
+    real_B = jnp.any(batch[self.weights] > 0, axis=1).astype(jnp.float32)
+    each = {"loss": loss_B, "null_probability": jnp.exp(prior_BZ[:, 0]), "utility": gain_B}
+    sums = {name: jnp.sum(x_B * real_B) for name, x_B in each.items()} | {"weights": jnp.sum(real_B)}
+    return add_auxiliary(sums["loss"], sums, outputs)
+
+
+def log_probabilities(outputs: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
+  """Return (log p(z|x), log p(y|x, z)), float32 [B, Z], from the outputs of a `RetrieverReader` for a batch."""
+  Z = batch["passage_tokens"].shape[1]
+  score_BZ = jnp.einsum("BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"], precision="highest")
+  targets_RT, weights_RT = (jnp.repeat(batch[f"decoder_{n}"], Z, axis=0) for n in ("target_tokens", "loss_weights"))
+  log_z_RT, target_RT, *_ = statistics(outputs["logits"], targets_RT)
+  likelihood_BZ = jnp.sum((target_RT - log_z_RT) * weights_RT, axis=1).reshape(-1, Z)
+  return jax.nn.log_softmax(score_BZ, axis=1), likelihood_BZ
