@@ -55,9 +55,11 @@ class Labelled(Task):
 
   Attributes:
     truncated: the share of its examples that are shortened to fit a row, from 0 to 1.
+    passages: a `data.supervised.passages.Passages`, for tasks whose models retrieve.
   """
 
   truncated: float = 0.0
+  passages: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,96 @@
+"""Queries and their passages, for a retriever alone: the inverse cloze task (Lee et al. 2019), or pairs of your own.
+
+  config.task = {"name": "passage_pairs", "source": "cloze:jsonl:wikipedia/*.jsonl.gz", "inputs": "{inputs}",
+                 "passage": "{passage}", "vocabulary": "vocabulary"}
+
+A row has `encoder_input_tokens`, the query up to EOS, `passage_tokens` int32 [1, passage_length], its passage up to
+EOS, and `example_weights`, 1 but in the rows that pad the last batch of an evaluation.
+
+`Task.examples` gives `record`, `inputs` and `passage`.
+"""
+
+from typing import Unpack
+
+import numpy as np
+
+from t5x_like import vocabularies
+from t5x_like.corpora.sources import Skip
+from t5x_like.data.features import Feature, Features
+from t5x_like.data.supervised.labelled import Records, Rows, labelled
+from t5x_like.data.supervised.passages import check_padding, ids, padded
+from t5x_like.data.supervised.templates import Template
+from t5x_like.data.task import Task
+from t5x_like.slots import Length
+
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "inputs": "{reversed}", "passage": "{text}"}
+
+
+def tiny(length: int) -> dict[str, int]:
+  """Return the lengths of its laptop form."""
+  return {"inputs_length": length, "passage_length": length}
+
+
+def features(vocabulary, /, *, inputs_length: int, passage_length: int, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  return {
+    "encoder_input_tokens": Feature((inputs_length,), "int32"),
+    "passage_tokens": Feature((1, passage_length), "int32"),
+    "example_weights": Feature((), "float32"),
+  }
+
+
+def task(
+  *,
+  inputs: str = "{inputs}",
+  passage: str = "{passage}",
+  inputs_length: Length = 64,
+  passage_length: Length = 288,
+  **records: Unpack[Records],
+) -> Task:
+  """Make the task.
+
+  Args:
+    inputs, passage: templates of a query and its passage over a record's fields.
+    inputs_length, passage_length: the most tokens of each, with EOS; longer ones are cut.
+    records: see `Records`.
+
+  Raises:
+    UserError: unusable templates; and as `labelled`.
+  """
+  source = Records(**records)
+  vocabulary = vocabularies.load(source.vocabulary)
+  check_padding(vocabulary)
+  templates = {"inputs": Template(inputs, "inputs"), "passage": Template(passage, "passage")}
+
+  def view(record, where, _=0):
+    return {name: template(record, where) for name, template in templates.items()}
+
+  def example(record, where):
+    found = view(record, where)
+    empty = next((name for name, text in found.items() if not text), None)
+    return Skip(f"empty {empty}") if empty else {name: ids(vocabulary, text) for name, text in found.items()}
+
+  def rows(store):
+    def read(index_B):
+      return {
+        "encoder_input_tokens": padded(store, "inputs", index_B, inputs_length, vocabulary)[0],
+        "passage_tokens": padded(store, "passage", index_B, passage_length, vocabulary)[0][:, None],
+        "example_weights": np.ones(index_B.size),
+      }
+
+    return Rows(store.num_examples, read, view=view)
+
+  sizes = dict(inputs_length=inputs_length, passage_length=passage_length)
+  return labelled(
+    "passage_pairs.v1",
+    source,
+    vocabulary,
+    fields=tuple(dict.fromkeys(field for template in templates.values() for field in template.fields)),
+    facts={"inputs": inputs, "passage": passage},
+    streams=dict.fromkeys(templates, True),
+    example=example,
+    rows=rows,
+    features=features(vocabulary, **sizes),
+    made=sizes | {"vocabulary": vocabulary.fingerprint},
+  )
