@@ -21,6 +21,7 @@ FLOORS = {
   "architectures": 0.5,
   "decoding": 0.7,
   **dict.fromkeys(("models", "objectives", "rows"), 1),
+  "retrieval": 1.5,
   **dict.fromkeys(("checkpoints", "evals", "interop", "laptop"), 2),
   **dict.fromkeys(("recipes", "report"), 2.5),
   **dict.fromkeys(("training", "inference"), 3),

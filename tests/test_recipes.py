@@ -54,8 +54,21 @@ CORPUS = (
   "tags_field",
   "prompt",
   "fields",
+  "passages",
+  "passages_split",
+  "passage",
+  "own",
 )
-LENGTHS = ("length", "inputs_length", "targets_length", "prompt_length", "new_tokens", "resolution", "patch")
+LENGTHS = (
+  "length",
+  "inputs_length",
+  "targets_length",
+  "prompt_length",
+  "passage_length",
+  "new_tokens",
+  "resolution",
+  "patch",
+)
 # Parameters of T5 1.1 and 1.0 with the vocabulary of 32,128.
 GOLDEN = {
   "small": (76_961_152, 60_506_624),

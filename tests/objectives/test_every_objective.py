@@ -26,12 +26,16 @@ USUAL = {  # for an objective without a recipe of its own, by the tokens that it
 
 BY_ARGUMENT = {name: f"configs/finetune/grpo.py:{name},debug" for name in ("rloo", "ppo")}
 BY_ARGUMENT["cached_distillation"] = "configs/qwen/distil.py:cached,debug"
+BY_ARGUMENT["inverse_cloze"] = "configs/realm/base.py:cloze,debug"
 
 
 def answered(batch):
-  """Random completions and rewards in the places that a rollout fills."""
-  generator, N = np.random.default_rng(0), batch["decoder_log_probabilities"].shape[-1]
-  made = {name: x.copy() for name, x in batch.items()}
+  """Random completions and rewards, or passages, in the places that a step of their kind fills."""
+  generator, made = np.random.default_rng(0), {name: x.copy() for name, x in batch.items()}
+  if "passage_tokens" in batch:
+    made["passage_tokens"][:, 1:] = generator.integers(3, 250, made["passage_tokens"][:, 1:].shape)
+    return made
+  N = batch["decoder_log_probabilities"].shape[-1]
   made["decoder_target_tokens"][..., -N:] = generator.integers(3, 250, made["decoder_target_tokens"][..., -N:].shape)
   for name in ("decoder_loss_weights", "decoder_segment_ids"):
     made[name][..., -N:] = 1

@@ -1,0 +1,118 @@
+"""Answers to questions from passages that the model retrieves: exact match, F1, and how often the answer was found."""
+
+import operator
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_like.decoding.generate import generate, likeliest
+from t5x_like.errors import UserError
+from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.metrics.answers import normalize_squad
+from t5x_like.metrics.texts import answers, texts_of
+from t5x_like.parallel.rules import fetch
+from t5x_like.retrieval import Shelf
+from t5x_like.slots import Length, Positive
+
+_NOW = operator.attrgetter("retriever")
+
+
+class Evaluator:
+  """An evaluator that answers greedily from each of the retrieved passages, and chooses the likeliest answer.
+
+  The index is made of the parameters that are evaluated. The probability of an answer is `sum_z p(z|x) p(y|x, z)` over
+  the passages z that it was written from ("fast decoding", Lewis et al. 2020, section 2.5).
+
+  Args:
+    references: the record field with the right texts, such as `answers`; None is the task's target.
+    normalization: of texts before comparison.
+    max_new_tokens: the most tokens of an answer; None is the length of the task's targets.
+    max_examples: the number of questions, from the first; None means all.
+
+  Raises:
+    UserError: the task is not `open_qa`.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    *,
+    references: str | None = None,
+    normalization: Literal["squad", "triviaqa"] = "squad",
+    max_new_tokens: Length | None = None,
+    max_examples: Positive | None = None,
+  ):
+    task = setting.task
+    if getattr(task, "passages", None) is None:
+      raise UserError(f"evaluator open_qa: needs the task open_qa, found {task.name}; choose another evaluator")
+    self._setting, self._max_examples, self._metric = setting, max_examples, answers(normalization=normalization)
+    self._examples = task.examples(() if references is None else (references.split(".")[0],))[:max_examples]
+    self._gold = [self._right(example, references) for example in self._examples]
+    self._k = task.features["passage_tokens"].shape[0] - 1
+    if self._k:
+      self._shelf = Shelf(setting.model, setting.rules, task.passages, setting.batch_size * (1 + self._k))
+    new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
+
+    def answered(model, batch):
+      """Return (answers int32 [B, Z, N], their log-probabilities with those of the passages, float32 [B, Z])."""
+      outputs = model.outputs({name: batch[name] for name in model.NEEDS})
+      score_BZ = jnp.einsum("BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"])
+      rows = model.read({name: batch[name] for name in model.NEEDS})
+      tokens_RN, log_p_RN = generate(model.reader, rows, likeliest, max_length=new)
+      shape = score_BZ.shape
+      return tokens_RN.reshape(*shape, -1), jax.nn.log_softmax(score_BZ) + log_p_RN.sum(axis=1).reshape(shape)
+
+    self._run = setting.jit(answered)
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics it may write."""
+    return (*self._metric.metric.names, "found", "examples")
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """Return `exact_match`, `f1`, `found` (percent of questions with a right answer in a retrieved passage), and the
+    number of `examples`."""
+    setting, passages, predictions, found = self._setting, self._setting.task.passages, [], []
+    index_NP = self._shelf.index(_NOW, arrays) if self._k else None
+    for batch in setting.global_batches(self._max_examples):
+      index_B = fetch(batch["example_index"])
+      real = index_B >= 0
+      batch = self._shelf.filled(arrays, index_NP, batch) if self._k else batch
+      tokens_BZN, log_p_BZ = (fetch(x)[real] for x in self._run(arrays, batch))
+      number_Bk = fetch(batch["passages"])[real] if self._k else np.zeros((len(tokens_BZN), 0), int)
+      for index, tokens_ZN, log_p_Z, number_k in zip(index_B[real], tokens_BZN, log_p_BZ, number_Bk):
+        example, gold = self._examples[index], self._gold[index]
+        written = [self._text(tokens_N) for tokens_N in tokens_ZN]
+        votes = dict.fromkeys(written, 0.0)
+        for text, p in zip(written, np.exp(log_p_Z)):
+          votes[text] += float(p)
+        read = passages.texts(number_k)
+        found.append(any(_within(answer, text) for answer in gold for text in read))
+        best = max(votes, key=votes.get)
+        row = {"input": example["inputs"], "target": example["targets"], "prediction": best, "passages": read}
+        predictions.append(row | {"references": gold, "probability": votes[best]})
+    given = [self._metric.prediction(row["prediction"]) for row in predictions]
+    scores = self._metric.metric([self._metric.reference(row["references"]) for row in predictions], given)
+    scores |= {"found": 100 * float(np.mean(found)), "examples": len(predictions)}
+    return Result(scores, _labelled.samples(predictions), predictions)
+
+  def _right(self, example: dict, references: str | None) -> list[str]:
+    from t5x_like.corpora.sources import value
+
+    name = self._setting.task.name
+    right = list(texts_of(value(example["record"], references, name) if references else example["targets"]))
+    if not right:
+      raise UserError(f"task {name}, input {example['inputs'][:60]!r}: found no texts in field {references!r}")
+    return right
+
+  def _text(self, tokens_N: np.ndarray) -> str:
+    vocabulary = self._setting.task.vocabulary
+    ends = np.flatnonzero(tokens_N == vocabulary.eos_id)
+    row = tokens_N[: ends[0]] if ends.size else tokens_N
+    return vocabulary.decode([int(i) for i in row if i < vocabulary.size and i != vocabulary.pad_id]).strip()
+
+
+def _within(answer: str, text: str) -> bool:
+  """Return whether the words of an answer stand in a text one after another, normalised as in SQuAD."""
+  return f" {normalize_squad(answer)} " in f" {normalize_squad(text)} "

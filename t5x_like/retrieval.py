@@ -1,0 +1,104 @@
+"""Retrieval of passages by exact maximum inner product, over all devices of a mesh.
+
+Passages and their embeddings, the index, lie on the devices, each of which holds and searches a part: 4 (L + P) bytes a
+passage of L tokens in P dimensions, divided by the number of devices. The nearest of each part are compared again, so
+the result is that of one device.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from t5x_like.nn import params
+from t5x_like.parallel.constrain import constrain
+from t5x_like.parallel.rules import Rules
+
+Batch = dict[str, jax.Array]
+
+
+class Shelf:
+  """The passages of a task on the devices.
+
+  Args:
+    model: an abstract `architectures.retriever_reader.RetrieverReader`.
+    rules: mesh and sharding rules.
+    passages: a `data.supervised.passages.Passages`.
+    at_once: the passages that are embedded at once, rounded up to a multiple of the devices.
+
+  Attributes:
+    index: `(retriever of a model, parameters by name) -> float32 [N, P]`, the embeddings of all passages, where N is
+      their number, rounded up to a multiple of `at_once`.
+  """
+
+  def __init__(self, model, rules: Rules, passages, at_once: int):
+    mesh = rules.mesh
+    n = -(-min(at_once, passages.number) // mesh.size) * mesh.size
+    N = -(-passages.number // n) * n
+    self._model, self._rules, self._number = model, rules, passages.number
+    own = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+      number_m = np.arange(*index[0].indices(N))
+      rows_mL = passages.rows(np.minimum(number_m, passages.number - 1))
+      return np.where((number_m < passages.number)[:, None], rows_mL, np.int32(passages.vocabulary.pad_id))
+
+    self._tokens_NL = jax.make_array_from_callback((N, passages.length), own, part)
+
+    @functools.partial(jax.jit, static_argnums=0, out_shardings=own)
+    def index(retriever_of: Callable, arrays: dict[str, jax.Array], tokens_NL: jax.Array) -> jax.Array:
+      with rules.activate():
+        retriever = retriever_of(params.with_arrays(model, arrays))
+        tokens_CnL = jnp.swapaxes(tokens_NL.reshape(n, N // n, -1), 0, 1)  # every device keeps its passages
+        embed = lambda tokens_nL: retriever.passages(constrain(tokens_nL, "batch", None))  # noqa: E731
+        return jnp.swapaxes(jax.lax.map(embed, tokens_CnL), 0, 1).reshape(N, -1)
+
+    self.index = lambda retriever_of, arrays: index(retriever_of, arrays, self._tokens_NL)
+
+    @functools.partial(jax.jit, out_shardings=rules.batch())
+    def filled(arrays, index_NP: jax.Array, tokens_NL: jax.Array, batch: Batch) -> Batch:
+      with rules.activate():
+        found = params.with_arrays(model, arrays).retriever.queries(batch["encoder_input_tokens"])
+        k = batch["passage_tokens"].shape[1] - 1
+        given = (found, index_NP, tokens_NL, batch["own_passage"])
+        number_Bk, _, passage_BkL = nearest(mesh, *given, k=k, number=passages.number)
+        null_B1L = batch["passage_tokens"][:, :1]
+        return batch | {"passage_tokens": jnp.concatenate([null_B1L, passage_BkL], axis=1), "passages": number_Bk}
+
+    self.filled = lambda arrays, index_NP, batch: filled(arrays, index_NP, self._tokens_NL, batch)
+
+
+def nearest(
+  mesh, query_BP: jax.Array, index_NP: jax.Array, tokens_NL: jax.Array, barred_B: jax.Array, *, k: int, number: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Find the k passages with the greatest inner product with each query; of equals, the first.
+
+  Args:
+    index_NP, tokens_NL: the embeddings and tokens of passages, split over all axes of the mesh.
+    barred_B: int32, the number of a passage that is not to be found; -1 for none.
+    number: the first of the N passages are real.
+  Returns:
+    (their numbers int32 [B, k], products float32 [B, k], and tokens int32 [B, k, L]), from the greatest product.
+  """
+  axes = mesh.axis_names
+
+  def own(query_BP, index_nP, tokens_nL, barred_B):
+    n = len(index_nP)
+    first = jax.lax.axis_index(axes) * n
+    score_Bn = jnp.einsum("BP,nP->Bn", query_BP, index_nP, precision="highest")
+    number_n = first + jnp.arange(n)
+    score_Bn = jnp.where((number_n < number) & (number_n != barred_B[:, None]), score_Bn, -jnp.inf)
+    score_Bk, at_Bk = jax.lax.top_k(score_Bn, min(k, n))
+    gather = functools.partial(jax.lax.all_gather, axis_name=axes, axis=1, tiled=True)
+    score_Bk, place_Bk = jax.lax.top_k(gather(score_Bk), k)
+    number_Bk = jnp.take_along_axis(gather(first + at_Bk), place_Bk, axis=1)
+    here_Bk = (number_Bk >= first) & (number_Bk < first + n)
+    held_BkL = jnp.where(here_Bk[..., None], tokens_nL[jnp.clip(number_Bk - first, 0, n - 1)], 0)
+    return number_Bk, score_Bk, jax.lax.psum(held_BkL, axes)
+
+  whole, split = PartitionSpec(), PartitionSpec(axes)
+  specs = dict(in_specs=(whole, split, split, whole), out_specs=(whole, whole, whole))
+  return jax.shard_map(own, mesh=mesh, check_vma=False, **specs)(query_BP, index_NP, tokens_NL, barred_B)

@@ -1,0 +1,173 @@
+"""Retrieval and what is learned by it: the search of a mesh, the marginal likelihood, whole runs."""
+
+import contextlib
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from scipy.special import log_softmax, logsumexp
+
+import tests.recipes.nano_realm as nano
+from t5x_like import evaluate, train
+from t5x_like.models import realm
+from t5x_like.nn import params
+from t5x_like.objectives import inverse_cloze, marginal_likelihood
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.report.writer import read_metrics
+from t5x_like.retrieval import nearest
+from tests.runs import alone, assert_same_bits, restored
+from tests.tiny import noised
+
+B, Z, Q, L, T = 3, 3, 5, 6, 4
+
+
+@pytest.mark.parametrize("shape", [{"data": 1}, {"data": 4, "tensor": 2}], ids=["one", "eight"])
+def test_the_nearest_are_those_of_numpy_on_any_mesh(shape):
+  generator, number, k = np.random.default_rng(0), 19, 5
+  size = shape["data"] * shape.get("tensor", 1)
+  mesh = make_mesh(shape, jax.devices()[:size])
+  index_NP = generator.integers(-2, 3, (24, 4)).astype(np.float32)  # with equals
+  query_BP = generator.integers(-2, 3, (7, 4)).astype(np.float32)
+  tokens_NL, barred_B = generator.integers(0, 99, (24, 3)).astype(np.int32), np.array([-1, 0, 1, 2, 3, 4, 18], np.int32)
+  split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+  given = query_BP, *(jax.device_put(x, split) for x in (index_NP, tokens_NL)), barred_B
+  number_Bk, score_Bk, found_BkL = jax.jit(lambda *x: nearest(mesh, *x, k=k, number=number))(*given)
+  for b in range(7):
+    score_N = index_NP[:number] @ query_BP[b]
+    order = [n for n in np.argsort(-score_N, kind="stable") if n != barred_B[b]][:k]
+    np.testing.assert_array_equal(number_Bk[b], order)
+    np.testing.assert_array_equal(score_Bk[b], score_N[order])
+    np.testing.assert_array_equal(found_BkL[b], tokens_NL[order])
+
+
+@pytest.fixture(scope="module")
+def model():
+  make = jax.jit(lambda key: realm.Model(nnx.Rngs(params=key), variant=nano.NANO, vocab_size=64))
+  return noised(make(jax.random.key(0)))
+
+
+def batch():
+  """Three texts, each with the null document and two passages of different lengths."""
+  generator = np.random.default_rng(1)
+  made = {
+    "encoder_input_tokens": generator.integers(2, 64, (B, Q)),
+    "passage_tokens": generator.integers(2, 64, (B, Z, L)),
+    "decoder_target_tokens": generator.integers(2, 64, (B, T)),
+  }
+  made["encoder_input_tokens"][1, 3:] = made["passage_tokens"][:, 0] = made["passage_tokens"][2, 1, 2:] = 0
+  made["decoder_input_tokens"] = np.pad(made["decoder_target_tokens"], ((0, 0), (1, 0)))[:, :T]
+  weights = (np.arange(T) < np.array([[4], [2], [3]])).astype(np.float32)
+  return {name: x.astype(np.int32) for name, x in made.items()} | {"decoder_loss_weights": weights}
+
+
+def test_the_loss_is_the_marginal_likelihood_of_separate_readings(model):
+  """Each passage is read by the T5 alone, in a row of its own without padding between, and summed in numpy."""
+  given = batch()
+  found = jax.jit(lambda model, x: marginal_likelihood.Objective()(model, x)[1])(model, given)
+  read = jax.jit(lambda model, x: model.reader(x)["logits"])
+  embed = jax.jit(lambda model, x, y: (model.retriever.queries(x), model.retriever.passages(y)))
+  query_BP, _ = embed(model, given["encoder_input_tokens"], given["passage_tokens"][:, 0])
+  expected = null = utility = 0.0
+  for b in range(B):
+    own = given["encoder_input_tokens"][b][given["encoder_input_tokens"][b] > 0]
+    _, passage_ZP = embed(model, given["encoder_input_tokens"], given["passage_tokens"][b])
+    prior_Z, likelihood_Z = log_softmax(np.asarray(passage_ZP) @ np.asarray(query_BP[b])), []
+    for z in range(Z):
+      row = np.concatenate([own, given["passage_tokens"][b, z]])[None]
+      rows = {"encoder_input_tokens": np.pad(row, ((0, 0), (0, Q - len(own))))}
+      rows["decoder_input_tokens"] = given["decoder_input_tokens"][b : b + 1]
+      log_p_TV = log_softmax(np.asarray(read(model, rows)[0]), axis=-1)
+      log_p_T = log_p_TV[np.arange(T), given["decoder_target_tokens"][b]]
+      likelihood_Z.append(log_p_T @ given["decoder_loss_weights"][b])
+    likelihood_Z = np.array(likelihood_Z)
+    expected -= logsumexp(prior_Z + likelihood_Z)
+    null += np.exp(prior_Z[0])
+    utility += np.exp(prior_Z) @ (likelihood_Z - likelihood_Z[0])
+  values = [found[name] for name in ("loss", "null_probability", "utility", "weights")]
+  np.testing.assert_allclose(values, [expected, null, utility, B], rtol=2e-4, atol=1e-4)
+
+
+def test_gradients_reach_the_retriever_and_not_its_copy(model):
+  """The gradient of a passage's score is p(z|x) - p(z|x, y): one that helps is pulled (Guu et al. 2020, 3.3)."""
+  arrays, given = params.arrays(model), batch()
+  objective = marginal_likelihood.Objective()
+  gradients = jax.jit(jax.grad(lambda arrays: objective(params.with_arrays(model, arrays), given)[0]))(arrays)
+  largest = {name: float(jnp.abs(g).max()) for name, g in gradients.items()}
+  assert all((size == 0) == name.startswith("reference/") for name, size in largest.items()), largest
+  generator = np.random.default_rng(2)
+  score_BZ, likelihood_BZ = (jnp.asarray(generator.normal(size=(B, Z)), jnp.float32) for _ in range(2))
+  loss = lambda score_BZ: -jax.nn.logsumexp(jax.nn.log_softmax(score_BZ) + likelihood_BZ, axis=1).sum()  # noqa: E731
+  posterior_BZ = jax.nn.softmax(score_BZ + likelihood_BZ)
+  np.testing.assert_allclose(jax.grad(loss)(score_BZ), jax.nn.softmax(score_BZ) - posterior_BZ, atol=1e-6)
+
+
+def test_the_inverse_cloze_loss_is_a_softmax_over_the_batch(model):
+  given = {name: x for name, x in batch().items() if not name.startswith("decoder_")}
+  given["passage_tokens"] = given["passage_tokens"][:, 1:2]
+  given["example_weights"] = np.array([1, 1, 0], np.float32)
+  outputs = jax.jit(lambda model, x: model.outputs(x))(model, given)
+  query_BP, passage_BP = (np.asarray(outputs[f"{n}_embeddings"]) for n in ("query", "passage"))
+  log_p_bb = log_softmax(query_BP[:2] @ passage_BP[:2, 0].T, axis=1)
+  _, sums = jax.jit(inverse_cloze.Objective())(model, given)
+  np.testing.assert_allclose(sums["loss"], -np.trace(log_p_bb), rtol=1e-4)
+  assert sums["weights"] == 2 and sums["correct"] == (log_p_bb.argmax(axis=1) == [0, 1]).sum()
+
+
+def flags(folder, workdir, **changes):
+  steps = {"total_steps": 5, "eval_every": 5, "checkpoint.every": 2, "batch_size": 8, "task.cache": f"{folder}/cache"}
+  words = [f"--config.{slot}={value if isinstance(value, str) else json.dumps(value)}" for slot, value in
+           (steps | changes).items()]  # fmt: skip
+  return ["--config=tests/recipes/nano_realm.py", f"--workdir={workdir}", *words]
+
+
+def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(tmp_path, compiled, capsys):
+  with alone():
+    assert train.main(flags(tmp_path, tmp_path / "whole")) == 0, capsys.readouterr().err
+    shutil.copytree(tmp_path / "whole", tmp_path / "parted")
+    again = [*flags(tmp_path, tmp_path / "parted", evals={}), "--from_step=4"]  # the index is of step 3
+    assert train.main(again) == 0, capsys.readouterr().err
+    assert_same_bits(tmp_path / "whole", tmp_path / "parted", 5)
+    saved = restored(tmp_path / "whole", 5)
+    kept = {name: x for name, x in saved.items() if name.startswith("params/reference/")}
+    moved = [np.abs(x - saved[name.replace("reference/", "", 1)]).max() for name, x in kept.items()]
+    assert kept and max(moved) > 0, "the copy is of an earlier step"
+    assert evaluate.main([f"--workdir={tmp_path}/whole"]) == 0, capsys.readouterr().err
+  rows = read_metrics(tmp_path / "whole")
+  assert {"train/loss", "train/null_probability", "train/utility"} <= rows[0].keys()
+  (written,) = (tmp_path / "whole" / "evaluations").glob("*.jsonl")
+  answers = [json.loads(line) for line in written.read_text().splitlines()]
+  assert len(answers) == rows[-1]["eval/facts30_open_qa/examples"] and len(answers[0]["passages"]) == 2
+  found = np.mean([any(f" {row['target']}." in text for text in row["passages"]) for row in answers])
+  assert rows[-1]["eval/facts30_open_qa/found"] == pytest.approx(100 * found)
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"evals": {"loss": {}}}, "config.evals.loss: the loss is of rows with their passages"),
+    ({"task.retrieved": 10}, "config.task.retrieved: found 10, expected less than the 10 passages"),
+    ({"task.source": "facts:3"}, "source facts:3: found '3', expected a number of facts"),
+  ],
+)
+def test_recipes_that_cannot_be_are_one_line(changes, words, tmp_path, compiled, capsys):
+  with alone():
+    assert train.main(flags(tmp_path, tmp_path / "run", **changes)) == 2
+  assert words in capsys.readouterr().err
+
+
+@pytest.mark.more
+def test_eight_devices_learn_as_one(tmp_path, compiled, capsys):
+  found = []
+  for devices, mesh in ((1, {"data": 1}), (8, {"data": 2, "fsdp": 2, "tensor": 2})):
+    with alone() if devices == 1 else contextlib.nullcontext():
+      run = tmp_path / str(devices)
+      assert train.main(flags(tmp_path, run, mesh=mesh)) == 0, capsys.readouterr().err
+    found.append([row for row in read_metrics(run)])
+  for one, eight in zip(*found, strict=True):
+    for name in {"train/loss", "train/null_probability", "eval/facts30_open_qa/found"} & one.keys():
+      assert one[name] == pytest.approx(eight[name], rel=1e-3), name
