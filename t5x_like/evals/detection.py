@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.evals import Result, Setting
+from t5x_like.evals import Result, Setting, _best_boxes
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Positive
 
@@ -45,13 +45,15 @@ class Evaluator:
 
   def names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write."""
-    return (*METRICS, *recalls(self._at_most), *map(of_class, self._classes), SWAPPED, "images")
+    each = map(of_class, self._classes)
+    return (*METRICS, *recalls(self._at_most), *each, SWAPPED, *_best_boxes.METRICS, "images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return `AP`, its parts and the number of `images`; a part for which the images hold no object is left out.
 
     `AP_swapped` is the AP of the detections of every image on the next image, as shares of its size: near `AP`, the
-    boxes do not depend on the image.
+    boxes do not depend on the image. `IoU_best` and `IoU_constant` compare the likeliest boxes with boxes that are the
+    same in every image, see `_best_boxes.overlaps`.
     """
     parts = [[fetch(x) for x in self._run(arrays, batch)] for batch in self._setting.global_batches(self._most)]
     score_NQ, class_NQ, box_NQ4, index_N = (np.concatenate(one) for one in zip(*parts, strict=True))
@@ -69,6 +71,7 @@ class Evaluator:
     scores = average_precision(truth, detections, names, self._at_most)
     other = average_precision(truth, swapped(truth, detections), names, self._at_most) if len(rows) > 1 else {}
     scores |= {SWAPPED: other["AP"]} if "AP" in other else {}
+    scores |= _best_boxes.overlaps(truth, detections, names)
     samples = [
       {"input": f"image {row['image']}", "target": _words(row["objects"]), "prediction": _words(row["detections"])}
       for row in rows[:_SAMPLES]

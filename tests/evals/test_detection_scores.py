@@ -1,6 +1,7 @@
 """Detection's evaluator: pycocotools' own numbers on given detections, and every image once on any mesh."""
 
 import contextlib
+import dataclasses
 import io
 import json
 
@@ -12,7 +13,7 @@ from t5x_like import evals, recipes, slots
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.data.images.boxes import Boxes
-from t5x_like.evals import Setting, detection
+from t5x_like.evals import Setting, _best_boxes, detection
 from t5x_like.nn import params
 from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve
@@ -109,6 +110,45 @@ def test_detections_of_another_image_tell_whether_boxes_depend_on_the_image():
   assert swapped["AP"] < 0.2 * sees["AP"]
 
 
+def test_no_box_that_stays_where_it_is_beats_the_constant_box_and_boxes_that_see_do():
+  from scipy.optimize import differential_evolution
+
+  truth, found = scenes(np.random.default_rng(5), 25)
+  truth = dataclasses.replace(truth, crowds=np.zeros_like(truth.crowds))
+  scores = _best_boxes.overlaps(truth, found, CLASSES)
+  by_class = []
+  for label in range(3):
+    objects = [truth.boxes[truth.of(n)][truth.labels[truth.of(n)] == label] for n, *_ in found]
+
+    def worse(box_4):
+      return -np.mean([_best_boxes.iou(box_4[None], boxes).max() for boxes in objects if len(boxes)])  # noqa: B023
+
+    by_class.append(-differential_evolution(worse, [(0, 1)] * 4, seed=0, maxiter=60).fun)
+  assert scores["IoU_constant"] >= 100 * np.mean(by_class) - 0.5
+  assert scores["IoU_constant"] <= 100 * np.mean(by_class) + 3  # the other search need not end at the best either
+  sure = [(n, boxes, names, np.arange(len(names), 0.0, -1)) for n, boxes, names, _ in found]  # the near ones first
+  assert _best_boxes.overlaps(truth, sure, CLASSES)["IoU_best"] > scores["IoU_constant"] + 10
+  for box in np.random.default_rng(6).uniform(0, 1, (20, 2, 2)):
+    still = np.sort(box, axis=0).reshape(1, 4).repeat(3, axis=0)
+    blind = [(n, still * np.tile(truth.pixels[n], 2), np.arange(3), np.ones(3)) for n, *_ in found]
+    again = _best_boxes.overlaps(truth, blind, CLASSES)
+    assert again["IoU_best"] <= again["IoU_constant"] == scores["IoU_constant"]
+
+
+def test_the_likeliest_box_is_of_its_class_and_near_one_object():
+  boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0], [0.0, 0.5, 0.5, 1.0]], np.float32)
+  truth = Boxes(
+    np.array([2, 3]), np.array([[40, 80], [10, 10]]), boxes, np.array([0, 0, 1]), boxes[:, 0], np.zeros(3, bool), {}
+  )
+  first = (0, np.array([[20.0, 40, 40, 80], [0, 0, 40, 40]]), np.array([0, 0]), np.array([0.4, 0.3]))
+  other = (1, np.array([[0.0, 5, 5, 10], [0, 5, 10, 10]]), np.array([0, 1]), np.array([0.9, 0.1]))
+  # Class 0: exact, though another is half as near. Class 1: its own box, twice the object, not the likelier one.
+  assert _best_boxes.overlaps(truth, [first, other], CLASSES)["IoU_best"] == pytest.approx(100 * (1 + 0.5) / 2)
+  none = [(n, np.zeros((0, 4)), np.zeros(0, int), np.zeros(0)) for n in range(2)]
+  assert _best_boxes.overlaps(truth, none, CLASSES) == {"IoU_best": 0.0, "IoU_constant": pytest.approx(100)}
+  assert not _best_boxes.overlaps(truth, [], CLASSES)
+
+
 def test_what_is_exact_is_perfect_and_what_is_not_there_is_nothing():
   truth, _ = scenes(np.random.default_rng(1))
   exact = [
@@ -142,7 +182,8 @@ def test_scores_are_the_same_on_eight_devices_and_one_and_in_any_batch(tmp_path)
   first, second = one(alone), eight(sharded)
   assert first.metrics["images"] == second.metrics["images"] == 21
   assert [row["image"] for row in first.predictions] == [row["image"] for row in second.predictions] == list(range(21))
-  assert first.metrics.keys() == second.metrics.keys() >= {"AP", "AP50", "AP75", "AR_100", "AP_of_3", "AP_swapped"}
+  expected = {"AP", "AP50", "AP75", "AR_100", "AP_of_3", "AP_swapped", "IoU_best", "IoU_constant"}
+  assert first.metrics.keys() == second.metrics.keys() >= expected
   for name, value in first.metrics.items():
     assert second.metrics[name] == pytest.approx(value, abs=0.05)
   for row, other in zip(first.predictions, second.predictions):
