@@ -33,6 +33,8 @@ VARIANTS |= {
   for name, variant in VARIANTS.items()
   if "norm" not in variant.backbone
 }
+CELLS = {"name": "small_cnn", "widths": (16, 32, 64, 128)}  # as in `detr-cells`
+VARIANTS["resnet-cells"] = ConvVariant(CELLS, 128, DESIGN, 64)
 
 
 class Model(ConvEncoder):

@@ -27,6 +27,7 @@
     voc:VOC2012                                     images with boxes, Pascal VOC's layout; `image`, `objects`
     coco:train=instances_train2017.json,…           images with boxes, COCO's JSON; `image`, `objects`
     boxes:train=boxes.csv@pictures,…                images with boxes, a row of a table for each; `image`, `objects`
+    objects:[SIDE@]voc:VOC2012                      each object of one of these as a labelled image; `image`, `label`
     digit_scenes                                    tiny images with boxes, composed of `digits`; `image`, `objects`
     digits                                          1,797 tiny images that come with scikit-learn; `image`, `label`
     docstrings                                      the embedded corpus, built on first use
@@ -35,13 +36,12 @@
     facts:2000                                      questions about people and, in split passages, their answers
     builtin                                         a tiny corpus with a field for every task, for trying out recipes
 
-A record is a dictionary of fields. Supervised tasks use its fields. Pretraining takes one field as the text of a
-document (`Source.documents`); CoNLL's sentences are then joined back into documents.
+A record is a dictionary of fields, which supervised tasks use. Pretraining takes one field as the text of a document
+(`Source.documents`); CoNLL's sentences are then joined back into documents.
 
-A pattern without split names is the split `train`. `{00000..00007}` expands to those numbers, and each file must
-exist. Files are local or remote (`gs://`, or any scheme that fsspec knows) and read in sorted order. gzip, bzip2, xz
-and zstd are recognised by their first bytes. Text is UTF-8 (a byte order mark is dropped). Lines over 128 MiB are
-skipped; any other defect raises a `UserError` that names the file and line.
+A pattern without split names is the split `train`. `{00000..00007}` expands to those numbers; each file must exist.
+Files are local or remote (`gs://`, or any scheme that fsspec knows), read in sorted order, and decompressed by their
+first bytes (gzip, bzip2, xz, zstd). Text is UTF-8. Lines over 128 MiB are skipped; other defects raise a `UserError`.
 
 To add a format `x`, add `x.py` here with a class `Source`; for a file format, subclass `FileSource` and define `read`.
 """

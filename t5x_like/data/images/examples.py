@@ -62,13 +62,13 @@ class Seen(Source):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Images(Seen):
   """The arguments that tasks on labelled images share; sources are `folders:`, `webdataset:`, `idx:`,
-  `tfds:` and `digits`.
+  `tfds:` and `digits`, and without labels those of boxes too.
 
   Attributes:
-    label_field: the field of the label.
+    label_field: the field of the label; None where images have none, for tasks that learn from images alone.
   """
 
-  label_field: str = "label"
+  label_field: str | None = "label"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +214,7 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
     batch=batch,
     numbering=f"{store.fingerprint} {repeats}",
     classes=classes,
-    labels=store.labels,
+    labels=store.labels if classes else None,
     evaluated=evaluated,
     repeats=repeats,
   )

@@ -17,6 +17,7 @@ from t5x_like.data.images import described as declared
 from t5x_like.data.images import examples
 from t5x_like.data.images.mixing import Mixing
 from t5x_like.data.task import Task
+from t5x_like.errors import UserError
 from t5x_like.resolution import Resolution
 
 # On the built-in corpus, for `:debug`.
@@ -38,4 +39,7 @@ def task(*, mixing: Mixing | None = None, **images: Unpack[examples.Images]) -> 
   Raises:
     UserError: an unusable source or argument, no usable image, a file changed since it was prepared.
   """
-  return examples.task(examples.Images(**images), mixing)
+  given = examples.Images(**images)
+  if given.label_field is None:
+    raise UserError("config.task.label_field: found None, expected the field of the class that each image has")
+  return examples.task(given, mixing)

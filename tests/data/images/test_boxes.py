@@ -149,6 +149,41 @@ def test_bad_boxes_are_left_out_and_counted_and_bad_images_skipped(tmp_path, cap
   np.testing.assert_allclose(batch["boxes"][3], batch["boxes"][0][[1, 2, 3, 3]] * [[1], [1], [0], [0]], atol=1e-5)
 
 
+def test_a_masked_autoencoder_learns_from_images_with_boxes(tmp_path):
+  source = voc(tmp_path / "voc", {"a": (picture(), xml(GOOD)), "b": (picture([]), xml([]))})
+  arguments = dict(source=source, cache=str(tmp_path / "cache"), resolution=16, patch=4, augmentations=())
+  made = task.build("masked_images", "train", label_field=None, **arguments)
+  assert made.num_examples == 2 and made.labels is None and not made.classes
+  batch = next(loader.train_batches(made, batch_size=2, seed=0))
+  assert batch["visible_patches"].shape == (2, 4) and batch["image"].shape == (2, 16, 16, 3)
+  with pytest.raises(UserError, match="found no field 'label' among image, objects"):
+    task.build("masked_images", "train", **arguments)
+
+
+@pytest.mark.parametrize(("side", "width"), [("", (36, 40)), ("10@", (10, 10)), ("99@", (40, 40))])
+def test_objects_are_labelled_images_of_the_square_around_them(side, width, tmp_path):
+  odd = [*GOOD, ("cell", (5, 5, 5, 20)), ("dot", (30, 50, 55, 70))]  # without area; across the border
+  images = {"a": (picture(), xml(odd)), "broken": (b"?", xml(GOOD))}
+  source = open_source("objects:" + side + voc(tmp_path / "voc", images))
+  found = list(source.records("train"))
+  assert source.classes("label") == ("cell", "dot") and source.name == "voc_objects" and source.splits == ("train",)
+  assert [one["label"] for _, one in found[:-1]] == ["cell", "dot", "dot"] and "not a readable" in found[-1][1].reason
+  for (where, one), wide, channel in zip(found, width, (0, 1)):
+    pixels = np.asarray(Image.open(io.BytesIO(one["image"])))
+    assert pixels.shape == (wide, wide, 3) and where.endswith(f", object {channel}")
+    lit = pixels[..., channel] > 128
+    y0, x0, y1, x1 = GOOD[channel][1]
+    assert abs(lit.sum() - min(wide, y1 - y0) * min(wide, x1 - x0)) <= 0.1 * lit.size
+  made = task.build(
+    "image_classification",
+    "train",
+    source="objects:" + side + voc(tmp_path / "voc", images),
+    cache=str(tmp_path / "cache"),
+    resolution=8,
+  )
+  assert made.num_examples == 3 and made.labels.tolist() == [0, 1, 1]
+
+
 def test_crowds_are_kept_but_not_learned(tmp_path):
   made = built(coco(tmp_path / "coco", GOOD, iscrowd=1, area=7.0), tmp_path)
   (batch,) = loader.eval_batches(made, batch_size=1)

@@ -322,6 +322,7 @@ def test_bad_arguments_are_one_line(tmp_path):
     ({"std": (0.5, 0.5)}, "config.task.std: found .0.5, 0.5., expected one number, or one for each of 3 channels"),
     ({"mixing": {"mixup": 0.1, "alpha": 2}}, "config.task.mixing.alpha: unknown key"),
     ({"split": "validation"}, "found no split 'validation'"),
+    ({"label_field": None}, "config.task.label_field: found None, expected the field of the class"),
   ):
     with pytest.raises(UserError, match=words):
       built(source, tmp_path, **arguments)

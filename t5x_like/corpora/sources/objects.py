@@ -1,0 +1,93 @@
+"""`objects:SOURCE` and `objects:SIDE@SOURCE`: each object of images with boxes as a labelled image; `image`, `label`.
+
+A classifier of the objects is the backbone of a detector that has no published one. An object gives the square around
+it, half as large again as its longer side, or SIDE pixels wide: all objects at one scale, with what surrounds them. It
+is moved to lie inside the image, and no larger than that. SOURCE is `voc:`, `coco:`, `boxes:`, `tfds:` or
+`digit_scenes`; crowds are left out, and boxes without area. `image` is a JPEG of quality 95.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from t5x_like.corpora.sources import Record, Skip, open_source, value
+from t5x_like.corpora.sources import Source as Base
+from t5x_like.data.images import boxes
+from t5x_like.data.images.pictures import Unusable, plain, readable
+from t5x_like.errors import UserError
+
+_AROUND, _QUALITY = 1.5, 95
+_FIELDS = ("image", "objects")
+
+
+class Source(Base):
+  """The objects of another source, one record each."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    del fields  # of the results
+    side, inner = re.fullmatch(r"(?:(\d+)@)?(.*)", rest, re.DOTALL).groups()
+    if not inner or side and not int(side):
+      raise UserError(f"source objects:{rest}: expected objects:SOURCE or objects:SIDE@SOURCE, such as objects:voc:DIR")
+    self._side, self._inner = side and int(side), open_source(inner, fields=_FIELDS, data_dir=data_dir)
+    self.name, self.splits = f"{self._inner.name}_objects", self._inner.splits
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    return self._inner.classes("objects.label")
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    for where, record in self._inner.records(split, part):
+      if isinstance(record, Skip):
+        yield where, record
+        continue
+      found = self._objects(record, where)
+      if isinstance(found, Skip):
+        yield where, found
+        continue
+      yield from ((f"{where}, object {n}", one) for n, one in enumerate(found))
+
+  def _objects(self, record: Record, where: str) -> list[Record] | Skip:
+    """Return the objects of an image, or why it cannot be used."""
+    data, objects = (value(record, field, where) for field in _FIELDS)
+    try:
+      image = readable(data, plain)
+    except Unusable as error:
+      return Skip(str(error))
+    size_4 = np.tile([image.height, image.width], 2)
+    boxes_K4 = np.asarray(objects["bbox"], np.float64).reshape(-1, 4) / (size_4 if record.get("pixels") else 1)
+    boxes_K4, real_K, _ = boxes.inside(boxes_K4)
+    crowds_K = np.asarray(objects.get("is_crowd", np.zeros(len(real_K))), bool)
+    rows = zip(boxes_K4 * size_4, objects["label"], real_K & ~crowds_K, strict=True)
+    return [{"image": self._square(image, box_4), "label": str(label)} for box_4, label, real in rows if real]
+
+  def _square(self, image, box_4: np.ndarray) -> bytes:
+    """Return the square around a box in pixels, as a JPEG."""
+    y0, x0, y1, x1 = box_4
+    side = min(self._side or max(1, round(_AROUND * max(y1 - y0, x1 - x0))), image.height, image.width)
+    top, left = (
+      int(np.clip(round((low + high - side) / 2), 0, whole - side))
+      for low, high, whole in ((y0, y1, image.height), (x0, x1, image.width))
+    )
+    file = io.BytesIO()
+    image.crop((left, top, left + side, top + side)).save(file, "JPEG", quality=_QUALITY)
+    return file.getvalue()
+
+  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
+    return self._inner.parts(split, part_bytes)
+
+  def part_size(self, split: str, part: tuple[int, int]) -> int:
+    return self._inner.part_size(split, part)
+
+  def changed(self, split: str) -> list[int | None]:
+    return self._inner.changed(split)
+
+  def facts(self, field: str) -> dict[str, Any]:
+    return self._made(self._inner.facts("objects"))
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    return self._made(self._inner.split_facts(split))
+
+  def _made(self, facts: dict[str, Any]) -> dict[str, Any]:
+    return {"form": "objects.v1", "side": self._side, "of": facts}
