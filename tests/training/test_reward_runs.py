@@ -94,7 +94,9 @@ def test_eight_devices_learn_as_one(name, tmp_path, compiled, capsys, monkeypatc
   for devices in (1, 8):
     with alone() if devices == 1 else contextlib.nullcontext():
       run = tmp_path / str(devices)
-      assert train.main([*flags(tmp_path, run, objective=objective), "--config.batch_size=16"]) == 0, capsys.readouterr().err
+      assert train.main([*flags(tmp_path, run, objective=objective), "--config.batch_size=16"]) == 0, (
+        capsys.readouterr().err
+      )
     found.append([row for row in read_metrics(run) if "train/reward" in row])
   for one, eight in zip(*found, strict=True):
     assert all(one[name] == eight[name] for name in ("train/reward", "train/completion_length"))
