@@ -21,8 +21,6 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Unpack
 
-from ml_collections import ConfigDict
-
 from t5x_like import trust
 from t5x_like.errors import UserError, did_you_mean
 
@@ -352,9 +350,9 @@ def words(kind: Any) -> str:
   return "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
 
 
-def as_saved(values: Any) -> ConfigDict:
+def as_saved(values: Any) -> dict[str, Any]:
   """Return values as a saved config has them: lists, no tuples."""
-  return ConfigDict(json.loads(json.dumps(plain(values))))
+  return json.loads(json.dumps(plain(values)))
 
 
 def plain(value: Any) -> Any:

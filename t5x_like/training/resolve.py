@@ -54,7 +54,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   if config.schedule.get("name") in _TO_TOTAL:
     config.schedule = ConfigDict({"total_steps": config.total_steps} | config.schedule.to_dict())
   for name, slot in _SLOTS.items():
-    resolved[name] = slots.as_saved(slot.complete(f"config.{name}", config[name]))
+    resolved[name] = ConfigDict(slots.as_saved(slot.complete(f"config.{name}", config[name])))
   computed = {key: resolved.model[key] for key in ("dtype", "layers") if key in resolved.model}
   objective = slots.find("config.objective.name", resolved.objective.name, t5x_like.objectives, "Objective")
   if getattr(objective, "teacher", False):
@@ -70,7 +70,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     resolved.selection = ConfigDict(slots.fill("config.selection", config.selection, config_lib.Selection))
   for key, slot in (("evals", _EVALUATOR), ("trackers", _TRACKER)):
     entries = {name: slot.complete(f"config.{key}.{name}", one, name) for name, one in config[key].items()}
-    resolved[key] = slots.as_saved(entries)
+    resolved[key] = ConfigDict(slots.as_saved(entries))
   return slots.make("config.tuning", resolved.tuning, tunings, "make").resolved(resolved)
 
 
@@ -92,7 +92,7 @@ def model_slot(slot: str, values: ConfigDict, platform: str | None) -> ConfigDic
       variant = slots.variant_of(model_class, values)
       if "design" in resolved:
         slots.change("config.model.design", variant.design, resolved.design)
-        resolved.design = slots.as_saved(resolved.design)
+        resolved.design = ConfigDict(slots.as_saved(resolved.design))
       if "vocab_size" in resolved and resolved.vocab_size is None:
         resolved.vocab_size = variant.vocab_size
   on_cpu = (platform or jax.default_backend()) == "cpu"
