@@ -47,13 +47,30 @@ NO_DROPOUT = Dropout()
 
 
 def kept(key: jax.Array, rate: float | jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, float | jax.Array]:
-  """Return (bool array, False where dropout zeroes an entry; the exact rate: two entries share 32 random bits)."""
-  threshold = jnp.round(rate * 2**16).astype(jnp.uint32) if isinstance(rate, jax.Array) else round(rate * 2**16)
-  # Entries that share bits are half an axis apart: a TPU would pad pairs of neighbours to 64 times their size.
-  axis = len(shape) - (2 if len(shape) > 1 and shape[-2] % 2 == 0 else 1)
-  bits = jax.random.bits(key, (*shape[:axis], -(-shape[axis] // 2), *shape[axis + 1 :]))
-  keep = jnp.concatenate([bits & 0xFFFF >= threshold, bits >> 16 >= threshold], axis)
-  return jax.lax.slice_in_dim(keep, 0, shape[axis], axis=axis), threshold / 2**16
+  """Return (bool array, False where dropout zeroes an entry; the exact rate, a multiple of 2^-16)."""
+  threshold = jnp.round(rate * 2**16).astype(jnp.int32) if isinstance(rate, jax.Array) else round(rate * 2**16)
+  first = jax.lax.broadcasted_iota(jnp.int32, (shape[0], *(1 for _ in shape[1:])), 0)
+  bits = hashed(jax.random.bits(key, (2,)).astype(jnp.int32), [first], (1, *shape[1:]))
+  return bits & 0xFFFF >= threshold, threshold / 2**16
+
+
+def hashed(seeds, ids: list, shape: tuple[int, ...]) -> jax.Array:
+  """Return 32 random bits for each place in `shape`, int32: a hash of two seeds, of `ids` and of the place, all int32.
+
+  XLA fuses its ten operations into the reader. JAX's generator takes a hundred, and its result goes through memory.
+  """
+  place, shift = jnp.int32(0), jax.lax.shift_right_logical
+  for axis, size in enumerate(shape):
+    place = place * size + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+
+  def mixed(x, key):  # the finalizer of MurmurHash3, with a key between its products
+    x = ((x ^ shift(x, 16)) * jnp.int32(-2048144789)) ^ key
+    x = (x ^ shift(x, 13)) * jnp.int32(-1028477387)
+    return x ^ shift(x, 16)
+
+  for number in ids:
+    seeds = mixed(mixed(seeds[0], number), seeds[1]), mixed(seeds[1], number)
+  return mixed(place ^ seeds[0], seeds[1])
 
 
 def subkey(key: jax.Array | None, index: int) -> jax.Array | None:

@@ -139,16 +139,12 @@ def wide_einsum(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 
 
-def _wide_einsum_forward(equation, a, b):
-  return wide_einsum(equation, a, b), (a, b)
-
-
 def _wide_einsum_backward(equation, factors, g):
   _, gradients = jax.vjp(partial(jnp.einsum, equation), *factors)
   return gradients(g.astype(factors[0].dtype))
 
 
-wide_einsum.defvjp(_wide_einsum_forward, _wide_einsum_backward)
+wide_einsum.defvjp(lambda equation, a, b: (wide_einsum(equation, a, b), (a, b)), _wide_einsum_backward)
 
 
 def contract(a, b, a_axes: int | tuple[int, ...], b_axes: int | tuple[int, ...], dtype) -> jax.Array:

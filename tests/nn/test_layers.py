@@ -229,15 +229,16 @@ def test_sizes_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("shape", [(4, 6, 8), (4, 1, 8), (3, 5), (7,), (2, 1, 1), (200, 300)])
 def test_dropout_draws_no_array_of_pairs(shape):
-  """Every array of the drawing has the shape's axes: a TPU pads a last axis of two to its 128 lanes."""
+  """Every array of the drawing but its two seeds has the shape's axes: a TPU pads a last axis of two to 128 lanes."""
   draw = lambda key: kept(key, 0.25, shape)[0]  # noqa: E731
   made = jax.make_jaxpr(draw)(jax.random.key(0))
-  assert {v.aval.ndim for equation in made.eqns for v in equation.outvars if v.aval.shape} == {len(shape)}
+  arrays = [v.aval for equation in made.eqns for v in equation.outvars if v.aval.shape not in ((), (1,), (2,))]
+  assert {one.ndim for one in arrays} == {len(shape)}
   keep = draw(jax.random.key(0))
   assert keep.shape == shape and keep.dtype == bool
   if keep.size > 10_000:
     assert abs(float(keep.mean()) - 0.75) < 0.01
-    halves = keep[:100], keep[100:]  # they share random words, not the bits of them
+    halves = keep[:100], keep[100:]
     assert abs(float((halves[0] == halves[1]).mean()) - (0.75**2 + 0.25**2)) < 0.02
 
 

@@ -5,8 +5,8 @@ reaches the HBM. The backward pass computes them again and takes the gradients o
 same step, so that it keeps only the kernel's inputs. Heads stay beside one another in [B, T, N * H], as projections
 write and read them: heads narrower than 128 need neither padding nor transposition.
 
-Dropout is drawn within the kernel, from a hash of the key, the row, the head and the place, so that it depends neither
-on the mesh nor on the blocks. Other cores draw other masks of the same distribution.
+Dropout is drawn within the kernel, by `dims.hashed` from the row, the head and the place in the logits, so that it
+depends neither on the mesh nor on the blocks. Other cores draw other masks of the same distribution.
 
 On other platforms, it runs in Pallas' interpreter: correct, but slow.
 
@@ -22,7 +22,7 @@ from jax.experimental import pallas as pl
 
 from t5x_like.nn.cores._devices import PerDevice
 from t5x_like.nn.cores.dense import NEGATIVE
-from t5x_like.nn.dims import Dropout
+from t5x_like.nn.dims import Dropout, hashed
 from t5x_like.parallel.constrain import platform
 
 LANES = 128  # a TPU's vector registers are this wide
@@ -56,41 +56,27 @@ class Fused(PerDevice):
     if (bias := softmax.biases(mask.q_pos, mask.k_pos)) is not None:
       more["bias"] = places.own_heads(bias, 1)
     if softmax.key is not None and softmax.dropout.rate > 0:
-      more["drawn"] = _drawn(softmax.key, places.rows, places.heads)
+      more["drawn"] = jnp.concatenate([seeds(softmax.key), places.rows, places.heads])
     out = _attend((N, softmax.dropout), *(x.reshape(*x.shape[:2], -1) for x in (q, k, v)), more)
     return out.reshape(B, T, N, -1)
 
 
-def _drawn(key: jax.Array, rows_B: jax.Array, heads_N: jax.Array) -> jax.Array:
-  """Return the numbers from which dropout is drawn, int32 [2 + B + N]: of the key, the rows and the heads."""
-  seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, (2,)), jnp.int32)
-  return jnp.concatenate([seeds, rows_B, heads_N])
+def seeds(key: jax.Array) -> jax.Array:
+  """Return the two int32 numbers from which dropout is drawn."""
+  return jax.random.bits(key, (2,)).astype(jnp.int32)
 
 
 def kept(drops: Dropout, seeds, row, head, T: int, S: int) -> jax.Array:
   """Draw the weights of one head that stay: bool [T, S], or [1, S] if all queries drop the same keys.
 
-  Two weights share the 32 bits of a hash (the finalizer of MurmurHash3, with the key also between its products).
+  Two weights share 32 random bits.
 
   Args:
     seeds: two int32 numbers; `row` and `head` are int32 too.
   """
-  rows, half = (1 if -2 in drops.shared else T), -(-S // 2)
-  place = jax.lax.broadcasted_iota(jnp.int32, (rows, half), 0) * half
-  place += jax.lax.broadcasted_iota(jnp.int32, (rows, half), 1)
-  own = _mixed(_mixed(seeds[0], row), head), _mixed(_mixed(seeds[1], head), row)
-  bits = _mixed(place ^ own[0], own[1])
-  low, high = bits & 0xFFFF, jax.lax.shift_right_logical(bits, 16)
-  threshold = round(drops.rate * 2**16)
-  return jnp.concatenate([low, high], axis=1)[:, :S] >= threshold
-
-
-def _mixed(x, key):
-  """Return a hash of int32 `x` and `key` that changes half of the bits if one changes."""
-  shift = jax.lax.shift_right_logical
-  x = (x ^ shift(x, 16)) * jnp.int32(-2048144789) ^ key
-  x = (x ^ shift(x, 13)) * jnp.int32(-1028477387)
-  return x ^ shift(x, 16)
+  bits = hashed(seeds, [row, head], (1 if -2 in drops.shared else T, -(-S // 2)))
+  halves = jnp.concatenate([bits & 0xFFFF, jax.lax.shift_right_logical(bits, 16)], axis=1)
+  return halves[:, :S] >= round(drops.rate * 2**16)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -99,7 +85,8 @@ def _attend(static: tuple[int, Dropout], q_BTX, k_BSX, v_BSX, more: dict) -> jax
 
   Args:
     static: the number of heads, and the dropout.
-    more: `bias` float32 [B or 1, N, T, S], `allowed` int8 [B or 1, T or 1, S], `drawn` as of `_drawn`, or some of them.
+    more: `bias` float32 [B or 1, N, T, S], `allowed` int8 [B or 1, T or 1, S] and `drawn` int32 [2 + B + N], the seeds
+      and ids of dropout, or some of them.
   """
   shape = jax.ShapeDtypeStruct((*q_BTX.shape[:2], v_BSX.shape[-1]), q_BTX.dtype)
   return _call(_forward, static, dict(q=q_BTX, k=k_BSX, v=v_BSX), more, dict(out=shape), 2)["out"]

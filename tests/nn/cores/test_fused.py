@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from more import beyond
-from t5x_like.nn.cores.fused import Fused, kept
+from t5x_like.nn import dims
+from t5x_like.nn.cores.fused import Fused, kept, seeds
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.mesh import make_mesh
@@ -39,8 +40,7 @@ def test_dropout_with_the_mask_that_it_draws(shared):
   """Weights, output and gradients are those of the same mask outside of the kernel, also on a mesh."""
   dropout, key, mask = Dropout(0.3, shared), jax.random.key(3), cases.mask("causal")
   q, k, v = cases.qkv(K=4)
-  seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, (2,)), jnp.int32)
-  drawn = [kept(dropout, seeds, row, head, 37, 37) for row in range(2) for head in range(4)]
+  drawn = [kept(dropout, seeds(key), row, head, 37, 37) for row in range(2) for head in range(4)]
   keep = jnp.stack(drawn).reshape(2, 4, -1, 37)
   rate = round(0.3 * 2**16) / 2**16
 
@@ -63,10 +63,12 @@ def test_dropout_with_the_mask_that_it_draws(shared):
 def test_what_dropout_keeps_is_random():
   """Rate, and independence of neighbours, heads, rows and keys, within five standard deviations."""
   draws = np.stack(
-    [kept(Dropout(0.1), seeds, row, head, 64, 65) for seeds in ((1, 2), (2, 1)) for row in (0, 1) for head in (0, 1)]
+    [kept(Dropout(0.1), pair, row, head, 64, 65) for pair in ((1, 2), (2, 1)) for row in (0, 1) for head in (0, 1)]
   )
   centred = (draws - 0.9) / 0.3
   pairs = [centred.ravel(), centred[:, 1:] * centred[:, :-1], centred[..., 1:] * centred[..., :-1]]
   pairs += [centred[..., :32] * centred[..., 33:]]  # halves of the same bits
   pairs += [centred[i] * centred[j] for i in range(8) for j in range(i)]
+  rows, _ = dims.kept(jax.random.key(7), 0.1, (64, 32, 16))  # outside of the kernel
+  pairs += [(rows[1:] - 0.9) * (rows[:-1] - 0.9) / 0.09, (rows - 0.9) / 0.3]
   assert all(abs(x.mean()) < 5 / np.sqrt(x.size) for x in pairs)
