@@ -40,7 +40,8 @@ class Chip:
 # 8B on v6e-8 (length 8,192, 3 rows a chip, 6,376 tokens a second and chip), splash attention takes 11.2 % of the step
 # for two forward passes (30 % of the peak rate) and 12.5 % for the backward pass (34 %); causality halves the FLOPs.
 # Heads of width 128 fill half of the 256 x 256 matrix units of v6e and TPU7x. The share for the 128 x 128 units of the
-# other chips is an assumption, one and a half times as much: the exponentials take the same time.
+# other chips is an assumption, one and a half times as much: the exponentials take the same time. By the compiler's
+# schedule, the kernel `fused` reaches 57 to 75 % on v5e (docs/explanation/cycles.md).
 WIDE_UNITS, KERNELS = 0.32, 0.48
 
 # cloud.google.com/tpu/docs/system-architecture-tpu-vm; link rates from Austin et al. 2025, "How to Scale Your Model".
