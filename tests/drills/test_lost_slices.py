@@ -4,6 +4,7 @@ Either the slice comes back with empty disks, and the run ends with the bits of 
 on without it, with the same batches, and sums in another order. There is no checkpoint to fall back to.
 """
 
+import json
 import os
 import re
 import shutil
@@ -25,7 +26,8 @@ def command(where, *job) -> list[str]:
   """The command of a run in `where`, whose hosts have their disks there too."""
   copies = (f"--config.emergency.directory={where}/$T5X_LIKE_HOST", f"--config.emergency.every={EVERY}")
   ends = (f"--config.total_steps={STEPS}", "--config.checkpoint.every=1000", "--config.eval_every=1000")
-  return [sys.executable, "launch/local.py", *JOB, *job, "--", *train(where / "run", *MESH, *copies, *ends)]
+  flags = (*MESH, *copies, *ends, "--config.trackers.goodput={}")
+  return [sys.executable, "launch/local.py", *JOB, *job, "--", *train(where / "run", *flags)]
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,9 @@ def killed(where, slice_: int, quick, *job) -> tuple[int, str]:
   assert code == 0, said
   step = int(re.findall(rf"from step (\d+) of {STEPS}", said)[-1])
   assert last - EVERY - 1 <= step <= last and step % EVERY == 0, (last, step)  # a copy may have been under way
+  spent = json.loads((where / "run" / "goodput.json").read_text())
+  assert spent["disruption_count"] == 1 and spent["max_productive_step"] == STEPS
+  print(f"step {last} was the last, step {step} the first; {spent}")
   return step, said
 
 

@@ -33,7 +33,7 @@ class Tracker:
   """Adds up seconds of the first process in `goodput.json` of the workdir."""
 
   def open(self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]) -> "Goodput":
-    return Goodput(Local(workdir) / FILE, step, _program_start())
+    return Goodput(Local(workdir) / FILE, step, config["total_steps"], _program_start())
 
 
 class Goodput:
@@ -41,30 +41,32 @@ class Goodput:
 
   Args:
     file: written every 5 seconds, and before a checkpoint commits.
-    step: the step that the run goes on from.
+    step: the step that the run goes on from; `total` is its last one.
     started: when the program was started, in seconds since the epoch.
     clock: seconds since the epoch.
   """
 
-  def __init__(self, file: Local, step: int, started: float, clock: Callable[[], float] = time.time):
-    self._file, self._clock, self._step, self._first = file, clock, step, True
+  def __init__(self, file: Local, step: int, total: int, started: float, clock: Callable[[], float] = time.time):
+    self._file, self._clock, self._step, self._total, self._first = file, clock, step, total, True
     self._evaluated, self._written = 0.0, clock()
     self._read()
     reached, at = self._found["max_productive_step"], self._found["at"]
     if at is not None:
       started = max(started, at)
-      self._found["disruption_count"] += not self._found["complete"]
+      self._found["disruption_count"] += not self._found["in_order"]
       self._add("infrastructure_recovery_from_disruption", started - at)
       lost = self._found["goodput_time"] * max(0, reached - step) / max(1, reached)
       self._found["goodput_time"] -= lost
       self._add("wasted_progress_from_disruption", lost)
-    self._found |= {"max_productive_step": min(reached, step), "complete": False}
+    self._found |= {"max_productive_step": min(reached, step), "in_order": False}
     self._found["began"] = started if self._found["began"] is None else self._found["began"]
     self._last = clock()
     self._add("training_prep", self._last - started)
 
   def write(self, step: int, values: dict[str, float]) -> None:
-    self._evaluated += sum(value for name, value in values.items() if name.startswith("eval/") and "seconds" in name)
+    self._evaluated += sum(
+      value for name, value in values.items() if name.startswith("eval/") and name.endswith("/seconds")
+    )
     if "train/seconds_per_step" not in values:
       return
     seconds = values["train/seconds_per_step"] * max(1, step - self._step)  # of the steps since the last line
@@ -90,8 +92,13 @@ class Goodput:
       _log.warning("%s: cannot be written: %s", self._file, error.strerror or one_line(error))
 
   def close(self, complete: bool) -> None:
-    self._between(self._clock() - self._last)
-    self._last, self._found["complete"] = self._clock(), True  # in order: what comes next is no disruption
+    since = self._clock() - self._last
+    self._found["in_order"] = not complete or self._step >= self._total
+    if self._found["in_order"]:
+      self._between(since)
+    else:  # it fails, perhaps after a wait for a host that is gone
+      self._add("infrastructure_recovery_from_disruption", since)
+    self._last = self._clock()
     self.flush()
 
   def _between(self, seconds: float) -> None:
@@ -107,14 +114,14 @@ class Goodput:
   def _read(self) -> None:
     """Take up the file of earlier starts, or begin anew if it is missing or damaged."""
     self._found = {"goodput": 0.0, "goodput_time": 0.0, "total_elapsed_time": 0.0, "max_productive_step": 0}
-    self._found |= {"disruption_count": 0, "began": None, "at": None, "complete": True}
+    self._found |= {"disruption_count": 0, "began": None, "at": None, "in_order": True}
     self._found["badput_time"] = dict.fromkeys(_BADPUT, 0.0)
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
       found = json.loads(self._file.read() or b"null")
       badput = {str(name): float(value) for name, value in found["badput_time"].items()}
       numbers = {key: float(found[key]) for key in ("goodput_time", "began", "at")}
       whole = {key: int(found[key]) for key in ("max_productive_step", "disruption_count")}
-      self._found |= numbers | whole | {"complete": bool(found["complete"])}
+      self._found |= numbers | whole | {"in_order": bool(found["in_order"])}
       self._found["badput_time"] |= badput
 
 
