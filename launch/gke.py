@@ -194,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--restarts", type=int, default=10, help="after failures and evictions (default: 10)")
   parser.add_argument("--grace_seconds", type=int, default=120, help="for a save before a pod ends (default: 120)")
   parser.add_argument("--secret", default="", help="a Kubernetes secret whose keys become variables")
-  parser.add_argument("--host_directory", default="", help="of each node, for config.emergency.directory")
+  parser.add_argument("--host_directory", default="", help="of each node, for config.checkpoint.emergency.directory")
   parser.add_argument("--service_account", default="", help="that may write to the bucket")
   args = commands.parse(parser, argv)
   job, shell = commands.job(args), Shell(args.dry_run)

@@ -110,7 +110,6 @@ class Recipe:
   step_timeout_seconds: slots.Seconds = 1800.0  # a process without progress for this long exits; 0 for no limit
   recompute_every: slots.Count = 0  # every so many steps, compute one twice to detect faulty devices; 0 for never
   checkpoint: dict = _slot(every=1000, keep_last=3)  # a `Checkpoint`
-  emergency: dict = _slot()  # copies of the state near each host, beside the checkpoints; see checkpoints/emergency.py
   peak_flops: slots.NotNegative = 0.0  # per device, for the MFU; 0 to look it up by device
 
 
@@ -123,6 +122,7 @@ class Checkpoint:
     keep_last: how many of the newest multiples of `every` are kept.
     keep_every: multiples of this are kept for good; None keeps none of them.
     fresh_optimizer: take only parameters and step from a checkpoint with another optimizer's state.
+    emergency: copies of the state near each host besides: the `Options` of `checkpoints/emergency.py`; {} for none.
   """
 
   every: slots.Positive
@@ -131,6 +131,7 @@ class Checkpoint:
   keep_every: slots.Positive | None = None
   save_timeout_seconds: slots.Positive = 1200
   fresh_optimizer: bool = False
+  emergency: dict = _slot()
 
 
 @dataclasses.dataclass(frozen=True)

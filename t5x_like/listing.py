@@ -45,7 +45,7 @@ _RECORDS = {
   "teacher": config_lib.Teacher,
   "selection": config_lib.Selection,
   "checkpoint": config_lib.Checkpoint,
-  "emergency": Options,
+  "checkpoint.emergency": Options,
 }
 _LISTED = {
   "models": "model",

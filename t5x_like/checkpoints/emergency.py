@@ -35,7 +35,7 @@ _log = logging.getLogger("t5x_like.checkpoint")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """`config.emergency`: copies of the state near each host, beside the checkpoints.
+  """`config.checkpoint.emergency`: copies of the state near each host, beside the checkpoints.
 
   Attributes:
     directory: on a disk of each host or in its memory, such as /dev/shm/t5x_like; $VARIABLES of the host are replaced.
@@ -47,16 +47,16 @@ class Options:
 
 
 def checked(values: Any) -> ConfigDict:
-  """Return a `config.emergency` with all defaults.
+  """Return a `config.checkpoint.emergency` with all defaults.
 
   Raises:
     UserError: a key or value is wrong, or the directory is an address, or relative.
   """
-  filled = slots.fill("config.emergency", values, Options)
+  filled = slots.fill("config.checkpoint.emergency", values, Options)
   if not filled["directory"].startswith(("/", "$")):
     raise UserError(
-      f"config.emergency.directory: found {filled['directory']!r}, expected an absolute path on each host's own disk or"
-      " in its memory, such as /dev/shm/t5x_like"
+      f"config.checkpoint.emergency.directory: found {filled['directory']!r}, expected an absolute path on each host's"
+      " own disk or in its memory, such as /dev/shm/t5x_like"
     )
   return ConfigDict(filled)
 
@@ -125,7 +125,9 @@ class _Near(Checkpoints):
   def __init__(self, directory: str, starts: Starts):
     here = os.path.expandvars(directory)
     if "$" in here:
-      raise UserError(f"config.emergency.directory: found {here!r}, expected variables that are set on every host")
+      raise UserError(
+        f"config.checkpoint.emergency.directory: found {here!r}, expected variables that are set on every host"
+      )
     super().__init__(here)
     self._store = NearSteps(here, starts)
 
@@ -143,7 +145,7 @@ class Emergency(Checkpoints):
 
   Args:
     directory, **ordinary: of `Checkpoints`.
-    values: `config.emergency`, see `Options`.
+    values: `config.checkpoint.emergency`, see `Options`.
   """
 
   def __init__(self, directory, values: Mapping[str, Any], **ordinary):

@@ -1,4 +1,4 @@
-"""A run that keeps emergency copies of its state (`config.emergency`); see `checkpoints/emergency.py`."""
+"""A run that keeps emergency copies of its state (`config.checkpoint.emergency`); see `checkpoints/emergency.py`."""
 
 import time
 
@@ -14,7 +14,7 @@ class Run(run.Run):
     self._kept = restored.step
 
   def advance(self) -> bool:
-    due = self.step % self.config.emergency.every == 0 and self.step != self._kept
+    due = self.step % self.config.checkpoint.emergency.every == 0 and self.step != self._kept
     return (not due or self._keep()) and super().advance()
 
   def _keep(self) -> bool:

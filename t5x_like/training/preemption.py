@@ -24,8 +24,7 @@ class StopRequest:
 
   def __init__(self):
     self._flag = threading.Event()
-    self._previous = {}
-    self._calls, self._agreed = 0, False
+    self._previous, self._calls, self._agreed = {}, 0, False
 
   def __enter__(self) -> "StopRequest":
     # In several processes SIGTERM belongs to jax's notifier, a C++ handler installed by jax.distributed.initialize; a

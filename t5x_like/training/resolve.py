@@ -64,8 +64,8 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
       f"config.teacher: the objective {config.objective.name!r} has none; set --config.objective.name=distillation"
     )
   resolved.checkpoint = ConfigDict(slots.fill("config.checkpoint", config.checkpoint, config_lib.Checkpoint))
-  if config.emergency:
-    resolved.emergency = slots.module("emergency", checkpoints).checked(config.emergency)
+  if values := resolved.checkpoint.emergency:
+    resolved.checkpoint.emergency = slots.module("emergency", checkpoints).checked(values)
   if config.selection:
     resolved.selection = ConfigDict(slots.fill("config.selection", config.selection, config_lib.Selection))
   for key, slot in (("evals", _EVALUATOR), ("trackers", _TRACKER)):

@@ -275,5 +275,5 @@ def opened(config: ConfigDict, workdir: str, from_step: int | None = None) -> It
     back = from_step is not None and from_step != session.past.went_back
     restored = restoring.restore(made, session, from_step if back else None)
     session.begin(restored.step, made, restored.loaded, from_step, back)
-    kind = slots.module("emergency", training).Run if config.emergency else Run
+    kind = slots.module("emergency", training).Run if config.checkpoint.emergency else Run
     yield kind(made, session, restored)

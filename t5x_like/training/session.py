@@ -252,7 +252,7 @@ def _count(values: Any, key: str) -> int | None:
 
 
 def _checkpoints(path: str, config: ConfigDict) -> Checkpoints:
-  options = {key: value for key, value in config.checkpoint.items() if key not in ("fresh_optimizer", "minutes")}
-  if config.emergency:
-    return slots.module("emergency", checkpoints).Emergency(path, config.emergency, **options)
+  options = {key: config.checkpoint[key] for key in ("every", "keep_last", "keep_every", "save_timeout_seconds")}
+  if values := config.checkpoint.emergency:
+    return slots.module("emergency", checkpoints).Emergency(path, values, **options)
   return Checkpoints(path, **options)

@@ -24,7 +24,8 @@ MESH = ("--config.mesh.replica=-1", "--config.mesh.data=1", "--config.mesh.fsdp=
 
 def command(where, *job) -> list[str]:
   """The command of a run in `where`, whose hosts have their disks there too."""
-  copies = (f"--config.emergency.directory={where}/$T5X_LIKE_HOST", f"--config.emergency.every={EVERY}")
+  keys = {"directory": f"{where}/$T5X_LIKE_HOST", "every": EVERY}
+  copies = (f"--config.checkpoint.emergency.{key}={value}" for key, value in keys.items())
   ends = (f"--config.total_steps={STEPS}", "--config.checkpoint.every=1000", "--config.eval_every=1000")
   flags = (*MESH, *copies, *ends, "--config.trackers.goodput={}")
   return [sys.executable, "launch/local.py", *JOB, *job, "--", *train(where / "run", *flags)]
