@@ -24,10 +24,11 @@ from t5x_like import slots
 from t5x_like.checkpoints.manager import Checkpoints, Wanted
 from t5x_like.checkpoints.near_steps import NearSteps
 from t5x_like.errors import DamageError, UserError, one_line
+from t5x_like.files import checked_json
 from t5x_like.files.places import Place, place
 from t5x_like.parallel import distributed
 
-FILE = "emergency.json"  # in the workdir: the starts of the run
+FILE, _HISTORY = "emergency.json", "history.jsonl"  # in the workdir
 _ID = re.compile("[0-9a-f]{32}")
 _STARTS = 64  # that are remembered
 _log = logging.getLogger("t5x_like.checkpoint")
@@ -64,21 +65,23 @@ def checked(values: Any) -> ConfigDict:
 class Starts:
   """The starts of a run, in its workdir. They tell its copies from other runs' and from steps that it went back from.
 
-  Each start names its copies by an id of its own, and records the step that it went on from. A copy of an earlier start
-  counts only up to the smallest step that a later start went on from.
+  Each start names its copies by an id of its own, and records the step that it went on from, and how many lines of
+  `history.jsonl` name a step: of starts, those without copies too, and of rollbacks. A copy of an earlier start counts
+  only up to the smallest step that the run went on from later.
 
   Args:
-    file: read and written by process 0.
+    workdir: process 0 reads and writes there.
   """
 
-  def __init__(self, file: Place):
-    self._file, self._known = file, None
+  def __init__(self, workdir: Place):
+    self._file, self._history, self._known = workdir / FILE, workdir / _HISTORY, None
+    self._steps: list[int] = []  # of the history
 
   @property
   def known(self) -> list[list]:
-    """The id and the first step of each start, oldest first; all processes must ask first at the same time."""
+    """Id, first step and lines of each start, oldest first; all processes must ask first at the same time."""
     if self._known is None:
-      self._known = distributed.from_first(self._read)
+      self._known, self._steps = distributed.from_first(lambda: [self._read(), self._past()])
     return self._known
 
   @property
@@ -92,11 +95,10 @@ class Starts:
     Raises:
       UserError: the file cannot be written.
     """
-
     known = self.known
 
     def write():
-      found = [*known, [uuid.uuid4().hex, int(step)]][-_STARTS:]
+      found = [*known, [uuid.uuid4().hex, int(step), len(self._past())]][-_STARTS:]
       try:
         self._file.write_text(json.dumps(found))
       except OSError as error:
@@ -107,16 +109,24 @@ class Starts:
 
   def counts(self, start: str, step: int) -> bool:
     """Return whether a copy of a step by a start is on the run's way."""
-    ids = [one for one, _ in self.known]
-    return start in ids and all(step <= first for _, first in self.known[ids.index(start) + 1 :])
+    place = next((i for i, (one, *_) in enumerate(self.known) if one == start), None)
+    if place is None:
+      return False
+    later = [first for _, first, _ in self.known[place + 1 :]]
+    return all(step <= first for first in later + self._steps[self.known[place][2] + 1 :])  # after its own line
 
   def _read(self) -> list[list]:
-    content = self._file.read()
     try:
-      return [[one, step] for one, step in json.loads(content or b"[]") if _ID.fullmatch(one) and type(step) is int]
+      found = json.loads(self._file.read() or b"[]")
+      whole = lambda *numbers: all(type(n) is int and n >= 0 for n in numbers)  # noqa: E731
+      return [[one, step, lines] for one, step, lines in found if _ID.fullmatch(one) and whole(step, lines)]
     except (ValueError, TypeError, RecursionError) as error:
       _log.warning("%s: damaged (%s); the emergency copies of earlier starts are not used", self._file, one_line(error))
       return []
+
+  def _past(self) -> list[int]:
+    rows = checked_json.rows(self._history.read() or b"", self._history, lambda row: None)
+    return [row["step"] for row, _ in rows if type(row.get("step")) is int]
 
 
 class _Near(Checkpoints):
@@ -128,6 +138,10 @@ class _Near(Checkpoints):
       raise UserError(
         f"config.checkpoint.emergency.directory: found {here!r}, expected variables that are set on every host"
       )
+    try:
+      os.makedirs(here, exist_ok=True)
+    except OSError as error:
+      raise UserError(f"config.checkpoint.emergency.directory={here}: cannot be made: {error.strerror}") from error
     super().__init__(here)
     self._store = NearSteps(here, starts)
 
@@ -150,7 +164,7 @@ class Emergency(Checkpoints):
 
   def __init__(self, directory, values: Mapping[str, Any], **ordinary):
     super().__init__(directory, **ordinary)
-    self._starts = Starts(place(directory).parent / FILE)
+    self._starts = Starts(place(directory).parent)
     self._near = _Near(values["directory"], self._starts)
 
   def keep(self, step: int, state: dict, metadata: dict[str, Any], before: Callable[[], None]) -> None:

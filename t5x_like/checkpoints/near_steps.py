@@ -19,10 +19,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from t5x_like.checkpoints import manifest as checkpoint_manifest
 from t5x_like.checkpoints.manifest import Damaged
 from t5x_like.checkpoints.tensors import Copies
 from t5x_like.errors import one_line
-from t5x_like.files.local import Local
+from t5x_like.files.local import Local, check_below
 from t5x_like.runtime import process
 
 _MANIFEST, _INDEX, _DATA = "manifest.json", "pieces.json", "pieces.bin"
@@ -186,12 +187,15 @@ class NearSteps:
     return place, found
 
   def _manifests(self, step: int) -> dict[pathlib.Path, bytes]:
-    """Return the copies of a step on this host, with their manifests."""
+    """Return the copies of a step on this host whose manifests are intact, with these."""
     found = {}
     for start, one, path in self._found():
       if one == step and path.suffix != ".tmp" and self._counts(start, one):
-        with contextlib.suppress(OSError):
-          found[path] = (path / _MANIFEST).read_bytes()
+        with contextlib.suppress(OSError, Damaged):
+          check_below(path)
+          text = (path / _MANIFEST).read_bytes()
+          checkpoint_manifest.read(lambda: text, step)  # noqa: B023 -- called at once
+          found[path] = text
     return found
 
   def _counts(self, start: str, step: int) -> bool:
@@ -199,7 +203,7 @@ class NearSteps:
 
   def _found(self) -> Iterator[tuple[str, int, pathlib.Path]]:
     """Yield start, step and directory of the run's copies on this host, unfinished ones too."""
-    for start, _ in self._starts.known:
+    for start, *_ in self._starts.known:
       for name in (self._directory / start).names():
         if match := _COPY.fullmatch(name):
           yield start, int(match[1]), self._directory / start / name

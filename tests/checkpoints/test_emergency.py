@@ -1,5 +1,6 @@
 """Copies near the hosts give back the bits of this run's last steps; where they cannot, the checkpoint does."""
 
+import json
 import types
 
 import jax
@@ -70,6 +71,16 @@ def test_the_newest_copy_is_restored_bit_for_bit_and_saved(killed, shardings):
     assert run.steps() == [3] and run.metadata(3) == {"of": 3}
     run.keep(4, state(4, shardings), {}, lambda: None)
   assert copies(killed) == ["3-0", "4-0"]
+
+
+@pytest.mark.parametrize("lines, expected", [([0], 3), ([0, 2], 2), ([0, 5, 1], None), (["3"], 3)])
+def test_the_history_tells_of_starts_without_copies(lines, expected, killed, shardings):
+  """It has the line of the start that kept the copies, and those of later ones."""
+  rows = "".join(json.dumps({"step": step}) + "\n" for step in lines)
+  (killed / "run" / "history.jsonl").write_text(rows)
+  with opened(killed) as run:
+    found = run.restore(abstract(shardings))
+  assert (found and found[0]) == expected
 
 
 @pytest.mark.parametrize("damaged, expected", [(["5-0"], 4), (["5-0", "4-0"], 3)])
@@ -175,6 +186,9 @@ def test_mistakes_are_named(values, told):
     checked(values)
 
 
-def test_a_variable_that_is_not_set_is_named(tmp_path):
-  with pytest.raises(UserError, match="NO_SUCH_VARIABLE"):
-    Emergency(tmp_path / "checkpoints", {"directory": "$NO_SUCH_VARIABLE/x", "every": 1})
+@pytest.mark.parametrize(
+  "directory, told", [("$NO_SUCH_VARIABLE/x", "NO_SUCH_VARIABLE"), ("/proc/none", "cannot be made")]
+)
+def test_a_directory_that_cannot_be_is_named_before_the_first_step(directory, told, tmp_path):
+  with pytest.raises(UserError, match=told):
+    Emergency(tmp_path / "checkpoints", {"directory": directory, "every": 1})
