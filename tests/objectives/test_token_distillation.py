@@ -97,6 +97,7 @@ def test_bad_options_are_one_line(tmp_path):
     task.build("taught", "train", store=store)
 
 
+@pytest.mark.more
 @pytest.mark.runs
 def test_a_student_learns_from_what_a_teacher_stored(tmp_path, compiled, capsys):
   recipe, k = ["--config=tests/recipes/nano_decoder.py"], 5

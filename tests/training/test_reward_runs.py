@@ -35,13 +35,15 @@ def flags(folder, workdir, **changes):
 
 @pytest.mark.parametrize(
   "objective",
-  more.beyond(1, [{"name": "ppo", "updates": 2, "minibatches": 2}, {"name": "grpo", "updates": 2}]),
+  more.beyond(
+    1, [{"name": "ppo", "updates": 2, "minibatches": 2, "reward": {"name": "exact"}}, {"name": "grpo", "updates": 2}]
+  ),
   ids=lambda objective: objective["name"],
 )
 def test_a_run_stopped_in_a_rollout_goes_on_with_the_same_bits(
   objective, one_device, tmp_path, compiled, capsys, monkeypatch
 ):
-  calls, changes = [], {"objective": objective | {"reward": "exact"}}
+  calls, changes = [], {"objective": {"reward": "exact"} | objective}
 
   def reward(texts, examples):
     """Rewards small bytes: from random weights, no sum is right."""

@@ -1,4 +1,4 @@
-"""Prompts for a model that learns from rewards of its own completions (`objectives/grpo.py`, `objectives/rloo.py`).
+"""Prompts for a model that learns from rewards of its own completions (`objectives/grpo.py`, `ppo.py`, `rloo.py`).
 
   config.task = {"name": "prompts", "source": "jsonl:train=sums/train.jsonl,validation=sums/dev.jsonl",
                  "vocabulary": "vocabulary", "prompt": "{question}", "fields": ["answer"], "template": "chatml"}
