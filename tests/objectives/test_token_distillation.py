@@ -14,6 +14,8 @@ from t5x_like.data import loader, task
 from t5x_like.errors import UserError
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
 from t5x_like.objectives import _token_distillation, cached_distillation, token_distillation
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
 from tools import cache_teacher
 
@@ -120,3 +122,31 @@ def test_a_student_learns_from_what_a_teacher_stored(tmp_path, compiled, capsys)
   words = ['--config.objective={"name": "cached_distillation"}', f"--workdir={tmp_path}/other"]
   assert train.main([*recipe, *steps, *words]) == 2
   assert "python -m tools.cache_teacher" in capsys.readouterr().err
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("mesh", [dict(data=2, fsdp=2, tensor=2), dict(sequence=2, tensor=4)], ids=str)
+def test_meshes_change_nothing(mesh, monkeypatch):
+  draw = np.random.default_rng(8)
+  sizes = (4, 12, 16), (64, 16)
+  student, teacher = ([draw.normal(size=s).astype(np.float32) for s in sizes] for _ in range(2))
+  batch = {"decoder_target_tokens": draw.integers(0, 64, (4, 12)).astype(np.int32)}
+  batch |= {"decoder_loss_weights": np.ones((4, 12), np.float32)} | cached(teacher, 5)
+  monkeypatch.setattr(_token_distillation, "LOGITS", 128)
+
+  def both(student, teacher, batch):
+    online = token_distillation.Objective(share=0.5)(Small(*student, Small(*teacher)), batch)[0]
+    return online + cached_distillation.Objective(share=0.5)(Small(*student), batch)[0]
+
+  expected = jax.value_and_grad(both)(student, teacher, batch)
+  rules = Rules.make(make_mesh(mesh))
+  x, table = rules.sharding(("batch", "length", None)), rules.sharding(("vocab", "embed"))
+
+  def within(*arguments):
+    with rules.activate():
+      return jax.value_and_grad(both)(*arguments)
+
+  placed = [[jax.device_put(a, s) for a, s in zip(pair, (x, table))] for pair in (student, teacher)]
+  rows = {n: jax.device_put(a, rules.sharding(("batch", "length", None)[: a.ndim])) for n, a in batch.items()}
+  for found, one in zip(jax.tree.leaves(jax.jit(within)(*placed, rows)), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-5)
