@@ -56,7 +56,8 @@ LABELLED = {
 }  # these are tested in evals/test_labelled.py
 # and these in evals/test_image_evaluators.py, training/test_image_text_runs.py and evals/test_detection_scores.py
 IMAGES = {"image_classification", "few_shot", "knn", "retrieval", "zero_shot", "detection"}
-ELSEWHERE = {"embedding", "samples", "questions", "reward"}  # inference/test_embedding.py and evals/
+# inference/test_embedding.py, evals/ and test_retrieval.py
+ELSEWHERE = {"embedding", "samples", "questions", "reward", "open_qa"}
 
 
 @pytest.mark.parametrize("name", sorted({*slots.names(evals)} - LABELLED - IMAGES - ELSEWHERE))

@@ -44,6 +44,8 @@ RECIPES = {  # one of every objective, of every way to make its examples, and of
   "configs/mt5/base.py": (),
   "configs/qwen/distil.py": (),
   "configs/qwen/distil.py:cached": (),
+  "configs/realm/base.py": ("--config.objective.refresh_every=5",),
+  "configs/realm/base.py:cloze": (),
   "configs/roberta/base.py": (),
   "configs/switch/base.py": (),
   "configs/t_dmca/base.py:moe_128": (),

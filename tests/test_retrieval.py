@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy.special import log_softmax, logsumexp
 
 import tests.recipes.nano_realm as nano
-from t5x_like import evaluate, train
+from t5x_like import evaluate, predict, train
 from t5x_like.models import realm
 from t5x_like.nn import params
 from t5x_like.objectives import inverse_cloze, marginal_likelihood
@@ -136,14 +136,20 @@ def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(tmp_path, 
     kept = {name: x for name, x in saved.items() if name.startswith("params/reference/")}
     moved = [np.abs(x - saved[name.replace("reference/", "", 1)]).max() for name, x in kept.items()]
     assert kept and max(moved) > 0, "the copy is of an earlier step"
-    assert evaluate.main([f"--workdir={tmp_path}/whole"]) == 0, capsys.readouterr().err
+    held = json.dumps({"held": {"name": "open_qa", "split": "train"}})
+    assert evaluate.main([f"--workdir={tmp_path}/whole", f"--config.evals={held}"]) == 0, capsys.readouterr().err
+    (tmp_path / "in.txt").write_text("Kq work?\n")
+    asked = [f"--workdir={tmp_path}/whole", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]
+    assert predict.main(asked) == 2 and "answers from passages that it retrieves" in capsys.readouterr().err
   rows = read_metrics(tmp_path / "whole")
   assert {"train/loss", "train/null_probability", "train/utility"} <= rows[0].keys()
+  assert rows[-1]["eval/facts30_open_qa/examples"] == 8
   (written,) = (tmp_path / "whole" / "evaluations").glob("*.jsonl")
   answers = [json.loads(line) for line in written.read_text().splitlines()]
-  assert len(answers) == rows[-1]["eval/facts30_open_qa/examples"] and len(answers[0]["passages"]) == 2
+  assert len(answers) == 22 and len(answers[0]["passages"]) == 2
   found = np.mean([any(f" {row['target']}." in text for text in row["passages"]) for row in answers])
-  assert rows[-1]["eval/facts30_open_qa/found"] == pytest.approx(100 * found)
+  scores = json.loads(written.with_suffix(".json").read_text())["metrics"]
+  assert scores["found"] == pytest.approx(100 * found) and scores["examples"] == 22
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from t5x_like.architectures.build import chosen
 from t5x_like.architectures.design import Design, Variant
 from t5x_like.architectures.encoder import Encoder
 from t5x_like.architectures.encoder_decoder import EncoderDecoder
-from t5x_like.errors import UserError
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.vocabulary_logits import dense
@@ -89,7 +88,7 @@ class RetrieverReader(nnx.Module):
   Args:
     variant: a name in `VARIANTS`, or a `RetrievalVariant`. All arguments but `rngs` are keys of `config.model`.
     vocab_size, tokens: of both parts.
-    design: changes to the designs, {"retriever": …, "reader": …}, or one of the two.
+    design: changes to both designs; under the keys `retriever` and `reader`, to one.
     dropout, dtype, remat, layers: of both parts; see `architectures.architecture.Architecture`.
   Raises:
     UserError: names the key, its value and the expected one.
@@ -112,12 +111,12 @@ class RetrieverReader(nnx.Module):
     design: dict = {},  # noqa: B006 (never written to)
     tokens: dict = {},  # noqa: B006
   ):
-    variant, changes = chosen(self.VARIANTS, variant), dict(slots.plain(design))
-    if set(changes) - {"retriever", "reader"}:
-      raise UserError(f"config.model.design: found {changes}, expected a design for retriever and for reader")
-    reader = chosen({}, variant.reader, changes.get("reader", {}), tokens, vocab_size=vocab_size)
+    variant, both = chosen(self.VARIANTS, variant), dict(slots.plain(design))
+    of_one = {part: both.pop(part, {}) for part in ("retriever", "reader")}
+    changes = {part: both | own for part, own in of_one.items()}
+    reader = chosen({}, variant.reader, changes["reader"], tokens, vocab_size=vocab_size)
     own = dict(tokens=reader.tokens, vocab_size=reader.vocab_size, types=0)
-    retriever = dataclasses.replace(chosen({}, variant.retriever, changes.get("retriever", {})), **own)
+    retriever = dataclasses.replace(chosen({}, variant.retriever, changes["retriever"]), **own)
     self.variant = dataclasses.replace(variant, reader=reader, retriever=retriever)
     options = dict(dropout=dropout, dtype=dtype, remat=remat, layers=layers)
     self.retriever = Retriever(rngs, retriever, variant.width, **options)

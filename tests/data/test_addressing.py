@@ -100,6 +100,11 @@ CASES = {
   "chat": [{"file": "jsonl", "length": 64}],
   "preferences": [{"file": "jsonl", "length": 64}],
   "prompts": [{"file": "jsonl", "prompt": "{prompt}", "fields": ["chosen"], "prompt_length": 64, "new_tokens": 8}],
+  "open_qa": [
+    {"file": "jsonl", "inputs": "{prompt}", "targets": "{chosen}", "retrieved": 2}
+    | {"passages": "facts:30", "passages_split": "passages"}
+  ],
+  "passage_pairs": [{"file": "jsonl", "inputs": "{prompt}", "passage": "{chosen}"}],
   "multiple_choice": [{"file": "jsonl", "text": "{prompt}", "options": "options", "choices": 2, "length": 48}],
   "span_qa": [{"file": "squad", "length": 64, "stride": 16}],
   "image_classification": [{"images": "digits", "resolution": 12, "channels": 1} | ALL_OF_IT],

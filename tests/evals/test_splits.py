@@ -42,7 +42,7 @@ SPLITS = {
   "validation": [("dark", "a")] * 3 + [("dark", "b"), ("bright", "b"), ("bright", "a"), ("bright", "a")],
   "held": [("dark", "a")] * 2 + [("dark", "b"), ("bright", "b"), ("bright", "a")],
 }
-OTHERS = ("samples", "questions")  # one shows texts, the other asks files
+OTHERS = ("samples", "questions", "open_qa")  # show texts, ask files, answer from passages (tests/test_retrieval.py)
 SIZES = {split: len(rows) for split, rows in SPLITS.items()}
 SCORED = ("validation", "held")  # by the instances <evaluator>_own and <evaluator>_held
 
