@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -10,8 +11,13 @@ from parity import timm_groups
 
 auto = pytest.importorskip("timm.data.auto_augment")  # before tensorflow, after which triton cannot be loaded
 
+import torch  # noqa: E402
+from timm.data.mixup import mixup_target  # noqa: E402
+from timm.loss import SoftTargetCrossEntropy  # noqa: E402
+
 from t5x_like.data.augmentations import randaugment  # noqa: E402
 from t5x_like.data.quiet_tensorflow import tf  # noqa: E402
+from t5x_like.objectives._class_losses import label_losses  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
@@ -37,3 +43,21 @@ def test_each_change_of_randaugment_is_timms(monkeypatch):
         op = auto.AugmentOp(name, prob=1.0, magnitude=level, hparams=given)
         apart = np.abs(change().numpy() - np.asarray(op(Image.fromarray(photo))).astype(np.float32))
         assert np.quantile(apart, 0.95) <= 3, (name, level, sign, np.quantile(apart, 0.95))
+
+
+@pytest.mark.parametrize(("kind", "smoothing"), [("softmax", 0.0), ("softmax", 0.1), ("sigmoid", 0.0)])
+def test_the_gradients_of_mixed_batches_are_timms(kind, smoothing):
+  """timm mixes an image with the one at the other end of the batch; binary targets are DeiT III's."""
+  (B, V), share, generator = (6, 9), 0.3, np.random.default_rng(0)
+  logits, label = generator.standard_normal((B, V)).astype(np.float32), generator.integers(0, V, B).astype(np.int32)
+  x = torch.tensor(logits, requires_grad=True)
+  target = mixup_target(torch.tensor(label).long(), V, lam=share, smoothing=smoothing)
+  losses = {
+    "softmax": lambda: SoftTargetCrossEntropy()(x, target),
+    "sigmoid": lambda: torch.nn.BCEWithLogitsLoss()(x, target.gt(0.0).float()),
+  }
+  losses[kind]().backward()
+  batch = {"label": label, "other_label": label[::-1].copy(), "example_weights": np.ones(B, np.float32)}
+  batch["label_share"] = np.full(B, share, np.float32)
+  found = jax.grad(lambda x: label_losses(x, batch, smoothing, kind)[0] / B)(logits)
+  np.testing.assert_allclose(found, x.grad.numpy(), atol=1e-6)
