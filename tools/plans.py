@@ -90,8 +90,8 @@ All figures are for one device and one step:
 - **Compiling** is CPU time on busy cores. Idle cores need up to a third less.
 
 All lines were compiled by libtpu 0.0.52. T5, Switch, ViT and Swin were compiled before the kernel `fused` and the hash
-that dropout draws from, BERT before the hash. **Options** tells whether options of the chip were passed: there are none for
-v4, and none for evaluation and decoding. Below the table stand the dearest operations of each.
+that dropout draws from, BERT before the hash. **Options** tells whether options of the chip were passed: there are none
+for v4, and none for evaluation and decoding. Below the table stand the dearest operations of each.
 
 Before and after, by today's estimate:
 

@@ -11,4 +11,5 @@ Read it from the bottom up; each line imports only from the lines above it:
   image_encoder image_stages window_encoder pooling_encoder first_pooling_encoder hybrid_encoder  of images
   backbones/ conv_encoder  networks that make a map of an image, one file each, found by name, and a head on one
   dual_encoder detector    encoders of images and texts, and detectors
+  retriever_reader         an encoder of queries and passages, and a model that reads both
 """
