@@ -54,7 +54,7 @@ class Fused(PerDevice):
     if (allowed := mask.dense()) is not None:
       more["allowed"] = allowed[:, 0].astype(jnp.int8)
     if (bias := softmax.biases(mask.q_pos, mask.k_pos)) is not None:
-      more["bias"] = places.own_heads(bias, 1)
+      more["bias"] = places.own_heads(bias, 1).astype(jnp.float32)  # its gradient is summed over rows
     if softmax.key is not None and softmax.dropout.rate > 0:
       more["drawn"] = jnp.concatenate([seeds(softmax.key), places.rows, places.heads])
     out = _attend((N, softmax.dropout), *(x.reshape(*x.shape[:2], -1) for x in (q, k, v)), more)
