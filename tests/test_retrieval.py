@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from scipy.special import log_softmax, logsumexp
 
+import more
 import tests.recipes.nano_realm as nano
 from t5x_like import evaluate, predict, train
 from t5x_like.models import realm
@@ -154,11 +155,14 @@ def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(tmp_path, 
 
 @pytest.mark.parametrize(
   ("changes", "words"),
-  [
-    ({"evals": {"loss": {}}}, "config.evals.loss: the loss is of rows with their passages"),
-    ({"task.retrieved": 10}, "config.task.retrieved: found 10, expected less than the 10 passages"),
-    ({"task.source": "facts:3"}, "source facts:3: found '3', expected a number of facts"),
-  ],
+  more.beyond(
+    1,
+    [
+      ({"evals": {"loss": {}}}, "config.evals.loss: the loss is of rows with their passages"),
+      ({"task.retrieved": 10}, "config.task.retrieved: found 10, expected less than the 10 passages"),
+      ({"task.source": "facts:3"}, "source facts:3: found '3', expected a number of facts"),
+    ],
+  ),
 )
 def test_recipes_that_cannot_be_are_one_line(changes, words, tmp_path, compiled, capsys):
   with alone():
