@@ -7,6 +7,10 @@
 The first command warms up the retriever by the inverse cloze task: find the passage that a sentence comes from. The
 second trains both by the marginal likelihood of answers to four fifths of the questions, and asks the others. The third
 reads no passage, and can only guess: one of 100 values is right.
+
+Measured, one seed, with `--config.task.source=facts:900 --config.task.passages=facts:900 --config.task.retrieved=3`
+(and `cloze:facts:900`, 160 steps of warm-up, 900 steps planned): of 201 held-out questions, 87 % are right at step 600
+and 99.5 % at step 750, in 35 and 175 CPU seconds. Not run with 2,000 facts.
 """
 
 from typing import Literal
