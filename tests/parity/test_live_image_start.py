@@ -15,6 +15,7 @@ from tools import convert_hf  # noqa: E402
 
 pytestmark = pytest.mark.parity
 SIDE = 16
+SIDES = 64, 96  # of an image for the detector
 
 
 @pytest.fixture
@@ -61,3 +62,62 @@ def test_a_run_starts_from_a_directory_and_goes_back(published, tmp_path):
   back = transformers.ViTForImageClassification.from_pretrained(tmp_path / "back").eval()
   image = np.random.default_rng(1).integers(0, 256, (SIDE, SIDE))
   np.testing.assert_allclose(logits(back, image), logits(model, image), atol=1e-5)
+
+
+@pytest.fixture
+def detector(tmp_path):
+  """Return (the directory of a DETR of ten classes with its processor, the model)."""
+  torch.manual_seed(0)
+  backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
+  layers = dict(encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4)
+  widths = dict(d_model=16, encoder_ffn_dim=24, decoder_ffn_dim=24, num_queries=7)
+  own = dict(use_timm_backbone=False, use_pretrained_backbone=False, backbone_config=backbone)
+  names = {n: f"digit {n}" for n in range(10)}
+  model = transformers.DetrForObjectDetection(transformers.DetrConfig(**own, **layers, **widths, id2label=names)).eval()
+  for parameter in model.parameters():
+    if parameter.ndim == 2:  # so that queries differ
+      torch.nn.init.normal_(parameter, std=2.0)
+  model.save_pretrained(tmp_path / "theirs")
+  size = {"shortest_edge": SIDES[0], "longest_edge": SIDES[1]}
+  pixels = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.3, 0.2, 0.3], "size": size}
+  (tmp_path / "theirs" / "preprocessor_config.json").write_text(json.dumps(pixels))
+  return tmp_path / "theirs", model
+
+
+def found_by(model, image_YXC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Return (probabilities [Q, classes], boxes [Q, 4] as (ymin, xmin, ymax, xmax) in pixels) of the library."""
+  (Y, X, _), side = image_YXC.shape, SIDES[1]
+  whole, mask = np.zeros((side, side, 3), np.float32), np.zeros((1, side, side), np.int64)
+  whole[:Y, :X] = (image_YXC / 255 - [0.4, 0.5, 0.6]) / [0.3, 0.2, 0.3]
+  mask[:, :Y, :X] = 1
+  with torch.no_grad():
+    out = model(torch.tensor(whole).permute(2, 0, 1)[None], torch.tensor(mask))
+  x, y, w, h = np.moveaxis(out.pred_boxes[0].numpy(), -1, 0)
+  boxes = np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], -1).clip(0, 1) * [Y, X, Y, X]
+  return torch.softmax(out.logits[0], -1)[:, :-1].numpy(), boxes
+
+
+def test_a_detector_finds_in_an_image_what_the_library_finds_starts_a_run_and_goes_back(detector, tmp_path):
+  directory, model = detector
+  image = np.random.default_rng(0).integers(0, 256, (*SIDES, 3)).astype(np.uint8)
+  Image.fromarray(image).save(tmp_path / "one.png")
+  out = tmp_path / "out.jsonl"
+  assert predict.main([f"--workdir={directory}", f"--input={tmp_path}/one.png", f"--output={out}", "--top_k=7"]) == 0
+  found = json.loads(out.read_text())["detections"]
+  p_QV, boxes_Q4 = found_by(model, image)
+  order = np.argsort(-p_QV.max(-1))
+  assert np.ptp(p_QV.max(-1)) > 0.05
+  assert [one["label"] for one in found] == [f"digit {p_QV[q].argmax()}" for q in order]
+  np.testing.assert_allclose([one["score"] for one in found], p_QV.max(-1)[order], atol=1e-4)
+  np.testing.assert_allclose([one["box"] for one in found], boxes_Q4[order], atol=2e-2)
+
+  flags = ("--config.total_steps=1", "--config.batch_size=8", "--config.tuning.name=all", "--config.task.boxes=6")
+  flags += ("--config.schedule.learning_rate=1e-12", "--config.optimizer.weight_decay=0.0", "--config.eval_every=1")
+  start = [f"--config.init.workdir={directory}", f"--config.task.cache={tmp_path}", f"--workdir={tmp_path}/run"]
+  assert train.main(["--config=configs/detr/base.py:debug", *start, *flags]) == 0
+  report = json.loads((tmp_path / "run" / "init.json").read_text())
+  assert not report["initialised"] and not report["ignored"]
+  assert convert_hf.main([f"--input={tmp_path}/run", f"--output={tmp_path}/back"]) == 0
+  back = transformers.DetrForObjectDetection.from_pretrained(tmp_path / "back").eval()
+  for one, other in zip(found_by(back, image), (p_QV, boxes_Q4), strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-4)
