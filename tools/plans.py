@@ -69,6 +69,7 @@ PLANS: dict[str, child.Request] = {
   ),
   "vit h 14, v5e 8x8": _plan("configs/vit/base.py:huge", "v5e:8x8", *_FSDP),
   "swin l, v5e 8x8": _plan("configs/swin/base.py:l", "v5e:8x8"),
+  "deit s 16, v5e 2x4": _plan("configs/deit/base.py:small,alone", "v5e:2x4"),
 }
 _KEPT = """fits verdict mesh batch_size remat accumulation_steps memory seconds mfu compile_seconds compile_cpu_seconds
   options counts dearest""".split()
