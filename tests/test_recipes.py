@@ -58,6 +58,7 @@ CORPUS = (
   "passages_split",
   "passage",
   "own",
+  "weights",
 )
 LENGTHS = (
   "length",

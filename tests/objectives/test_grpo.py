@@ -134,7 +134,7 @@ def test_without_beta_there_is_no_reference():
   [
     (lambda: grpo.Objective("exact", clip=1.0), "found clip 1.0 and beta 0.04, expected clip between 0 and 1"),
     (lambda: rloo.Objective("exact", beta=-1.0), "config.objective.beta: found -1.0"),
-    (lambda: grpo.Objective("exakt"), "config.objective.reward: found 'exakt', expected one of exact, number"),
+    (lambda: grpo.Objective("exakt"), "config.objective.reward: found 'exakt', expected one of exact, model, number"),
     (lambda: grpo.Objective("exact").check(None, {"rewards": np.zeros(1)}), "config.task.completions: found 1, exp"),
   ],
 )
