@@ -384,7 +384,7 @@ def test_a_decoder_takes_the_suite_in_its_own_way(pretrained, tmp_path, capsys):
     (["--suite=glue"], "give the directory of its official files with --data=DIR, and 8 others"),
     (["--suite=glue", "--tasks=mrpc", "--data=nowhere"], "glue/mrpc: nowhere: found none of the files of MRPC"),
     (["--suite=glue", "--data=train=a.tsv"], "names the files of one task; choose it with --tasks=NAME"),
-    (["--suite=tags"], "ner: needs its official files; give their directory with --data=DIR"),
+    (["--suite=tags"], "conll: needs its official files; give their directory with --data=DIR"),
     (["--suite=glue", "--questions=nowhere.jsonl"], "holds encoders"),
     (["--suite=glue", "--max_examples=0"], "expected more than 0"),
     (["--suite=glue", "--rates=fast"], "--rates=fast: expected numbers"),
