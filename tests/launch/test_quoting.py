@@ -68,7 +68,8 @@ def flags(**changes):
   """The flags of all routes."""
   usual = dict(nodes=1, tasks_per_node=None, gpus_per_node=0, partition="", account="", time="", grace_seconds=5)
   usual |= dict(restarts=0, directory="", sbatch=[], topology="4x4", chips_per_host=4, image="i", accelerator="a")
-  usual |= dict(secret="", spot=False, service_account="", host_directory="", slices=1, accelerators="H100:8", runtime_version="")
+  usual |= dict(secret="", spot=False, service_account="", host_directory="", slices=1)
+  usual |= dict(accelerators="H100:8", runtime_version="")
   return types.SimpleNamespace(**usual | changes)
 
 
