@@ -158,6 +158,11 @@ def _dearest(name: str, plan: dict[str, Any]) -> str:
   return head + "\n".join(["| seconds | executions | traced as | first result |", "|---" * 4 + "|", *lines]) + "\n"
 
 
+def _remat(spec: str | dict[str, Any]) -> str:
+  """Return a policy of remat in a few words: its name, or its name and what it saves."""
+  return spec if isinstance(spec, str) else " ".join([spec["name"], *spec.get("names", ())])
+
+
 def _row(name: str, plan: dict[str, Any]) -> str:
   if "total_gigabytes" not in plan:
     return f"| {name} | {plan['verdict']} |" + " |" * 8
@@ -167,7 +172,7 @@ def _row(name: str, plan: dict[str, Any]) -> str:
     name if plan["fits"] else f"{name}: **does not fit**",
     mesh,
     f"{plan['batch_size']:,}",
-    plan.get("remat") or "",
+    _remat(plan.get("remat") or ""),
     f"{plan['total_gigabytes']:.1f} of {hbm:.1f}",
     f"{plan['temporary_gigabytes']:.2f}",
     f"{'not known' if sent is None else f'{sent:.1f}'} ({plan['minimum_ring_gigabytes']:.1f})",
