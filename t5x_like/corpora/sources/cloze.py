@@ -7,17 +7,16 @@ common count too. A text of one sentence gives no record.
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, _salient_rules, check_split, open_source, text_of
-from t5x_like.corpora.sources import Source as Base
+from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError
 
 VERSION = 1  # raise it when the records change
 _KEPT = 10  # one sentence in so many stays in its passage
 
 
-class Source(Base):
+class Source(Derived):
   """Fields inputs, a sentence, and passage; SOURCE's records have a `text`."""
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
@@ -25,6 +24,7 @@ class Source(Base):
     if not rest:
       raise UserError("source cloze: expected cloze:SOURCE, such as cloze:jsonl:wikipedia/*.jsonl.gz")
     self._inner = open_source(rest, data_dir=data_dir)
+    self._own = {"form": "cloze", "version": VERSION}
     self.name, self.splits = self._inner.name, self._inner.splits
 
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
@@ -38,18 +38,3 @@ class Source(Base):
         kept = hashlib.sha256(sentence.encode()).digest()[0] % _KEPT == 0
         rest = sentences if kept else sentences[:place] + sentences[place + 1 :]
         yield where, {"inputs": sentence, "passage": " ".join(rest)}
-
-  def part_size(self, split: str, part: tuple[int, int]) -> int:
-    return self._inner.part_size(split, part)
-
-  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    return self._inner.parts(split, part_bytes)
-
-  def changed(self, split: str) -> list[int | None]:
-    return self._inner.changed(split)
-
-  def facts(self, field: str) -> dict[str, Any]:
-    return {"form": "cloze", "version": VERSION, "of": self._inner.facts(field)}
-
-  def split_facts(self, split: str) -> dict[str, Any]:
-    return {"form": "cloze", "version": VERSION, "of": self._inner.split_facts(split)}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.corpora.sources import Record, Skip, open_source, value
-from t5x_like.corpora.sources import Source as Base
+from t5x_like.corpora.sources._derived import Derived
 from t5x_like.data.images import boxes
 from t5x_like.data.images.pictures import Unusable, plain, readable
 from t5x_like.errors import UserError
@@ -23,7 +23,7 @@ _AROUND, _QUALITY = 1.5, 95
 _FIELDS = ("image", "objects")
 
 
-class Source(Base):
+class Source(Derived):
   """The objects of another source, one record each."""
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
@@ -32,6 +32,7 @@ class Source(Base):
     if not inner or side and not int(side):
       raise UserError(f"source objects:{rest}: expected objects:SOURCE or objects:SIDE@SOURCE, such as objects:voc:DIR")
     self._side, self._inner = side and int(side), open_source(inner, fields=_FIELDS, data_dir=data_dir)
+    self._own = {"form": "objects.v1", "side": self._side}
     self.name, self.splits = f"{self._inner.name}_objects", self._inner.splits
 
   def classes(self, field: str) -> tuple[str, ...]:
@@ -74,20 +75,5 @@ class Source(Base):
     image.crop((left, top, left + side, top + side)).save(file, "JPEG", quality=_QUALITY)
     return file.getvalue()
 
-  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    return self._inner.parts(split, part_bytes)
-
-  def part_size(self, split: str, part: tuple[int, int]) -> int:
-    return self._inner.part_size(split, part)
-
-  def changed(self, split: str) -> list[int | None]:
-    return self._inner.changed(split)
-
   def facts(self, field: str) -> dict[str, Any]:
-    return self._made(self._inner.facts("objects"))
-
-  def split_facts(self, split: str) -> dict[str, Any]:
-    return self._made(self._inner.split_facts(split))
-
-  def _made(self, facts: dict[str, Any]) -> dict[str, Any]:
-    return {"form": "objects.v1", "side": self._side, "of": facts}
+    return super().facts("objects")

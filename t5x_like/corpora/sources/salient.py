@@ -21,18 +21,17 @@ Texts are cut into sentences (`_salient_rules.py`), but for records with spans o
 import multiprocessing
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from t5x_like import trust
 from t5x_like.corpora.sources import Record, Skip, _named_spans, _salient_rules, check_split, formats, open_source
-from t5x_like.corpora.sources import Source as Base
+from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError
 
 VERSION = 1  # of the texts and the expression; raise it when they change
 _FINDER = re.compile(rf"([^@]+)@((?:{'|'.join(formats())})\b.*)", re.DOTALL)
 
 
-class Source(Base):
+class Source(Derived):
   """Fields inputs and targets."""
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
@@ -43,8 +42,9 @@ class Source(Base):
       raise UserError("source salient: expected salient:SOURCE or salient:FINDER@SOURCE, such as salient:text:*.txt")
     if name and multiprocessing.parent_process() is not None:  # a worker, whose command has opened the source
       trust.admit(name)
-    self._find, self._facts = _named_spans.load("source salient", name) if name else (None, "")
+    self._find, finder = _named_spans.load("source salient", name) if name else (None, "")
     self._inner = open_source(inner, data_dir=data_dir)
+    self._own = {"form": "salient", "version": VERSION, "finder": finder}
     self.name, self.splits = self._inner.name, self._inner.splits
 
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
@@ -71,18 +71,3 @@ class Source(Base):
     find = self._find or _salient_rules.dates_numbers_and_names
     for sentence in _salient_rules.sentences(text):
       yield sentence, find(sentence)
-
-  def part_size(self, split: str, part: tuple[int, int]) -> int:
-    return self._inner.part_size(split, part)
-
-  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    return self._inner.parts(split, part_bytes)
-
-  def changed(self, split: str) -> list[int | None]:
-    return self._inner.changed(split)
-
-  def facts(self, field: str) -> dict[str, Any]:
-    return {"form": "salient", "version": VERSION, "finder": self._facts, "of": self._inner.facts(field)}
-
-  def split_facts(self, split: str) -> dict[str, Any]:
-    return {"form": "salient", "version": VERSION, "finder": self._facts, "of": self._inner.split_facts(split)}

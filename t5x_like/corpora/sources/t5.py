@@ -14,16 +14,15 @@ of their own: their texts are the templates of `benchmarks/suites/`.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, _t5_texts, check_split, open_source
-from t5x_like.corpora.sources import Source as Base
+from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError, did_you_mean
 
 VERSION = 1  # of the texts; raise it when they change
 
 
-class Source(Base):
+class Source(Derived):
   """Fields inputs, targets, and further ones for metrics, see `_t5_texts`."""
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
@@ -37,6 +36,7 @@ class Source(Base):
       )
     self._fields, self._texts = known[self._form]
     self._inner = open_source(inner, fields=self._fields, data_dir=data_dir)
+    self._own = {"form": "t5", "text": self._form, "version": VERSION}
     self.name, self.splits = self._inner.name, self._inner.splits
 
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
@@ -46,21 +46,6 @@ class Source(Base):
         yield where, record
       else:
         yield from ((where, made) for made in self._texts(record, where, split.startswith("train")))
-
-  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    return self._inner.parts(split, part_bytes)
-
-  def part_size(self, split: str, part: tuple[int, int]) -> int:
-    return self._inner.part_size(split, part)
-
-  def changed(self, split: str) -> list[int | None]:
-    return self._inner.changed(split)
-
-  def facts(self, field: str) -> dict[str, Any]:
-    return {"form": "t5", "text": self._form, "version": VERSION, "of": self._inner.facts(field)}
-
-  def split_facts(self, split: str) -> dict[str, Any]:
-    return {"form": "t5", "text": self._form, "version": VERSION, "of": self._inner.split_facts(split)}
 
 
 def inner(source: str) -> str:
