@@ -35,8 +35,8 @@ def charts(task: str, result: dict[str, Any]) -> Charts:
   saved = workdirs.read(run)
   if label not in saved["evals"]:
     return drawn
-  rows = predictions.labelled(predictions.read(run, label))
   evaluator = saved["evals"][label]
+  rows = predictions.labelled(predictions.read(run, label), evaluator, saved["task"])
   classes, counts_GP = confusions(_pairs(evaluator, saved["task"], rows))
   if len(classes) > 1:
     drawn.append(_chart(f"{task}: targets and predictions", report_charts.confusion, classes, counts_GP))
@@ -58,7 +58,7 @@ def _pairs(evaluator: dict[str, Any], task: dict[str, Any], rows: list[dict[str,
     return [pair for row in rows for pair in zip(row["target"].split(), row["tags"])]
   named = [one for one in evaluator.get("metrics", ()) if isinstance(one, dict) and one.get("name") == "labels"]
   if named or (evaluator["name"] == "classification" and task.get("labels") is not None):
-    known = set(named[0]["classes"] if named else task["labels"])
+    known = set(map(str, named[0]["classes"] if named else task["labels"]))
     return [(row["target"], row["prediction"] if row["prediction"] in known else _OTHER) for row in rows]
   return []
 

@@ -89,13 +89,14 @@ def _names(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 def _tests(first: str, second: str, label: str) -> dict[str, Any]:
   """Return the `paired_test` of an evaluation's scores."""
   saved = workdirs.read(second)
-  sides = [predictions.read(run, label) for run in (first, second)]
+  evaluator, task = saved["evals"][label], saved["task"]
+  sides = [predictions.labelled(predictions.read(run, label), evaluator, task) for run in (first, second)]
   if [row["input"] for row in sides[0]] != [row["input"] for row in sides[1]]:
     raise UserError(f"--compare: {first} and {second} predicted other examples in {label}.jsonl, expected the same")
   found = {}
-  for metric, reference, prediction in predictions.metrics(saved["evals"][label], saved["task"]):
-    gold, rows_2NC = [reference(row) for row in predictions.labelled(sides[1])], []
+  for metric, reference, prediction in predictions.metrics(evaluator, task):
+    gold, rows_2NC = [reference(row) for row in sides[1]], []
     for side in sides:
-      rows_2NC.append(metric.checked_rows(gold, [prediction(row) for row in predictions.labelled(side)]))
+      rows_2NC.append(metric.checked_rows(gold, [prediction(row) for row in side]))
     found |= paired_test(metric, *map(np.asarray, rows_2NC), samples=_SAMPLES, seed=0)["differences"]
   return found

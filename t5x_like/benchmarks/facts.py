@@ -65,7 +65,7 @@ def _majority(folder: pathlib.Path, saved: dict[str, Any], counted: Sequence[str
   found: dict[str, float] = {}
   for label in dict.fromkeys(name.split("/", 1)[0] for name in counted):
     evaluator = saved["evals"][label]
-    rows = predictions.labelled(predictions.read(str(folder), label))
+    rows = predictions.labelled(predictions.read(str(folder), label), evaluator, saved["task"])
     given = _commonest(evaluator, saved["task"], rows)
     for metric, reference, prediction in predictions.metrics(evaluator, saved["task"]) if given else ():
       scores = metric([reference(row) for row in rows], [prediction(row) for row in given])

@@ -33,9 +33,12 @@ def read(run: str, label: str) -> Rows:
     ) from None
 
 
-def labelled(rows: Rows) -> Rows:
-  """Return the rows whose examples have labels; a test set's have none."""
-  return [row for row in rows if row["target"] not in (None, "-1")]
+def labelled(rows: Rows, evaluator: dict[str, Any], task: dict[str, Any]) -> Rows:
+  """Return the rows whose examples have labels; a test set's have none, or -1 where that is no class."""
+  classes = [*(task.get("labels") or ())]
+  classes += [name for one in evaluator.get("metrics", ()) if isinstance(one, dict) for name in one.get("classes", ())]
+  absent = (None,) if "-1" in map(str, classes) else (None, "-1")
+  return [row for row in rows if row["target"] not in absent]
 
 
 def metrics(evaluator: dict[str, Any], task: dict[str, Any]) -> Iterator[tuple[Metric, Callable, Callable]]:
@@ -60,6 +63,6 @@ def metrics(evaluator: dict[str, Any], task: dict[str, Any]) -> Iterator[tuple[M
   if task.get("labels") is None:
     yield Correlation(), lambda row: row["target"], lambda row: row["prediction"]
   else:
-    index = task["labels"].index
+    index = [str(name) for name in task["labels"]].index
     metric = Classification(len(task["labels"]), evaluator["scores"])
     yield metric, lambda row: index(row["target"]), lambda row: index(row["prediction"])

@@ -24,7 +24,8 @@ class Evaluator:
   """An evaluator that generates and scores the target of every example of a text-to-text task.
 
   Inputs longer than the task's rows are truncated as in training, and counted as `truncated`. Examples with the target
-  -1, which in TFDS marks a missing label, are predicted, but not scored; so are examples without `references`.
+  -1, which in TFDS marks a missing label, are predicted, but not scored, unless a metric has a class of this name; so
+  are examples without `references`.
 
   Args:
     metrics: one or more of `metrics.texts.METRICS`, each a name or a name with its options.
@@ -60,6 +61,8 @@ class Evaluator:
       raise UserError(f"evaluator generation: task {task.name} is not text-to-text; choose another task or evaluator")
     self._setting, self._ids, self._references, self._questions = setting, ids, references, questions
     self._metrics = [slots.make("evaluator generation: metrics", metric, METRICS) for metric in metrics]
+    classes = {str(name) for one in metrics if isinstance(one, dict) for name in one.get("classes") or ()}
+    self._absent = [] if _UNLABELLED in classes else [_UNLABELLED]
     further = [field.split(".")[0] for field in (*questions, *([references] if references else ()))]
     self._examples = task.examples((*ids, *further))[:max_examples]
     right = [self._right(example) for example in self._examples]
@@ -120,7 +123,7 @@ class Evaluator:
     name = self._setting.task.name
     try:
       right = list(self._texts(example))
-      if example["targets"] == _UNLABELLED and right in ([], [_UNLABELLED]):
+      if example["targets"] in self._absent and right in ([], self._absent):
         return None
       if not right:
         raise ValueError(f"found no texts in field {self._references!r}")

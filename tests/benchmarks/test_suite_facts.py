@@ -34,6 +34,7 @@ GOLD = ["yes"] * 5 + ["no"] * 2 + ["-1"]  # the last has no label
 CLASSES = [{"input": "x", "target": label, "prediction": "no"} for label in GOLD]
 F1 = 100 * f1_score([1] * 5 + [0] * 2, [1] * 7)
 SAME = 100 * accuracy_score(GOLD[:7], ["yes"] * 7)
+SIGNS = [{"input": "x", "target": sign, "prediction": "1"} for sign in ("-1", "-1", "1")]
 WORDS = [{"input": "a b", "target": "O B-X", "tags": ["O", "O"]}, {"input": "c", "target": "O", "tags": ["O"]}]
 CHOICE = {"options": ["p", "q"], "answer": "q"}
 
@@ -51,6 +52,7 @@ CHOICE = {"options": ["p", "q"], "answer": "q"}
       ["accuracy"],
       SAME,
     ),
+    ({"name": "classification", "scores": ["accuracy"]}, {"labels": [-1, 1]}, SIGNS, ["accuracy"], 200 / 3),
     ({"name": "tagging"}, {"tags": ["O", "B-X"]}, WORDS, ["accuracy"], 200 / 3),
   ],
 )

@@ -215,6 +215,16 @@ def test_unlabelled_examples_are_predicted_and_not_scored(tmp_path):
   assert batch["example_weights"].tolist() == [0, 1, 0, 0]
 
 
+def test_minus_one_is_a_class_where_it_is_named(tmp_path):
+  (tmp_path / "signs.tsv").write_text("text\tlabel\n" + "one two\t-1\nthree three\t1\nfour four\t-1\n")
+  where = f"task.source=tsv:train={tmp_path}/signs.tsv,validation={tmp_path}/signs.tsv"
+  evaluator, arrays, task, _ = made("classification", tmp_path, extra=(where, 'task.labels=["1", "-1"]'))
+  result = evaluator(arrays)
+  assert "unlabelled" not in result.metrics and [row["target"] for row in result.predictions] == ["-1", "1", "-1"]
+  (batch,) = loader.eval_batches(task, batch_size=4)
+  assert batch["label"].tolist()[:3] == [1, 0, 1] and batch["example_weights"].tolist() == [1, 1, 1, 0]
+
+
 def test_words_beyond_the_row_are_counted_and_scored_as_outside(tmp_path):
   evaluator, arrays, *_ = made("tagging", tmp_path, extra=("task.length=12",))
   found = evaluator(arrays)

@@ -127,7 +127,7 @@ class Source(Base):
     test, names = split.startswith("test"), self._table.classes[field]
     found = record.get(column) if test else value(record, column, where)
     if found is None or found == "":
-      if test:
+      if test and _UNLABELLED not in names:
         return _UNLABELLED
       raise UserError(f"{where}: found nothing in {column!r}, expected {'one of ' * bool(names)}{', '.join(names)}")
     text = str(found)

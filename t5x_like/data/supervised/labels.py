@@ -4,7 +4,7 @@ import numpy as np
 
 from t5x_like.errors import UserError, did_you_mean
 
-UNLABELLED = "-1"  # the label of an example without one, as in TFDS's test splits
+UNLABELLED = "-1"  # the label of an example without one, as in TFDS's test splits, unless a class has this name
 
 
 def numbered(names: list | tuple, key: str) -> dict[str, int]:
@@ -14,6 +14,11 @@ def numbered(names: list | tuple, key: str) -> dict[str, int]:
     found = f"{list(names)}, with a repeated name" if names else "none"
     raise UserError(f"config.task.{key}: found {found}, expected the name of each class once")
   return numbers
+
+
+def absent(found: str, numbers: dict[str, int] | None) -> bool:
+  """Return whether a label says that its example has none: -1, where that is neither a class nor a number."""
+  return found == UNLABELLED and numbers is not None and UNLABELLED not in numbers
 
 
 def number_of(found: str, numbers: dict[str, int] | None, field: str, where: str) -> np.ndarray:

@@ -7,6 +7,7 @@
 `data/supervised/sequences.py` defines the rows. `label` is the index of its label in `labels` or, without `labels`, the
 number in the field itself (regression). `example_weights` is 1, but 0 in the rows that pad the last batch of an
 evaluation. Where labels are class names, -1 means that an example has none, as in TFDS's test splits: its weight is 0.
+If -1 is among the names, it is a class as any other.
 For a decoder each example has one row, features [1, length], or with `both_orders` a second with the texts exchanged.
 
 `Task.examples` gives `record`, `text` (a list of one or two) and `label` (a class name, a number, or None).
@@ -20,7 +21,7 @@ from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip, value
 from t5x_like.data.features import Feature, Features, rows_of
 from t5x_like.data.supervised.labelled import Records, Rows, labelled
-from t5x_like.data.supervised.labels import UNLABELLED, number_of, numbered
+from t5x_like.data.supervised.labels import UNLABELLED, absent, number_of, numbered
 from t5x_like.data.supervised.sequences import sequences, stacked
 from t5x_like.data.supervised.templates import Template, as_text
 from t5x_like.data.supervised.too_long import TooLong
@@ -84,12 +85,12 @@ def task(
     ids = {name: np.asarray(vocabulary.encode(text), np.int32) for name, text in texts.items()}
     if not all(part.size for part in ids.values()):
       return Skip("no tokens")
-    unlabelled = numbers is not None and label == UNLABELLED
-    return ids | {"label": np.int32(-1) if unlabelled else number_of(label, numbers, label_field, where)}
+    number = np.int32(-1) if absent(label, numbers) else number_of(label, numbers, label_field, where)
+    return ids | {"label": number}
 
   def view(record, where, _):
     texts, label = parsed(record, where)
-    named = float(label) if numbers is None else None if label == UNLABELLED else label
+    named = float(label) if numbers is None else None if absent(label, numbers) else label
     return {"text": list(texts.values()), "label": named}
 
   def rows(store):
@@ -107,12 +108,13 @@ def task(
     return Rows(used.size, read, used, view, made[0].truncated(used, lengths_nD))
 
   decoder = {} if architecture == "encoder" else {"architecture": architecture, "both_orders": both_orders}
+  facts = {"text": text, "pair": pair, "label_field": label_field, "labels": numbers and list(numbers)}
   return labelled(
     "classification.v1",
     source,
     vocabulary,
     fields=(*(field for template in templates.values() for field in template.fields), label_field),
-    facts={"text": text, "pair": pair, "label_field": label_field, "labels": numbers and list(numbers)},
+    facts=facts | ({"unlabelled": None} if UNLABELLED in (numbers or ()) else {}),
     streams=dict.fromkeys(templates, False),
     example=example,
     rows=rows,

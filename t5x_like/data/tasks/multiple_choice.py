@@ -21,7 +21,7 @@ from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip, value
 from t5x_like.data.features import Feature, Features, rows_of
 from t5x_like.data.supervised.labelled import Records, Rows, labelled
-from t5x_like.data.supervised.labels import UNLABELLED, number_of, numbered
+from t5x_like.data.supervised.labels import UNLABELLED, absent, number_of, numbered
 from t5x_like.data.supervised.sequences import sequences, stacked
 from t5x_like.data.supervised.templates import Template, as_text
 from t5x_like.data.supervised.too_long import TooLong, fit, truncated
@@ -110,7 +110,7 @@ def task(
       right = np.isin(found, [as_text(one, answers, where) for one in given]) if given else None
     else:
       name = as_text(value(record, label_field, where), label_field, where)
-      right = None if name == UNLABELLED else np.arange(len(found)) == number_of(name, names, label_field, where)
+      right = None if absent(name, names) else np.arange(len(found)) == number_of(name, names, label_field, where)
     return about(record, where), found, written, right
 
   def example(record, where):
@@ -157,6 +157,7 @@ def task(
   read_from = [options] if listed else [field for part in parts for field in part.fields]
   facts = {"text": text, "options": options if listed else list(options), "option": option, "placeholder": placeholder}
   facts |= {"label_field": label_field, "labels": list(names), "answers": answers, "choices": choices, "fewer": fewer}
+  facts |= {"unlabelled": None} if UNLABELLED in names else {}
   decoder = {} if architecture == "encoder" else {"architecture": architecture}
   return labelled(
     "multiple_choice.v1",
