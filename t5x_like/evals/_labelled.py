@@ -43,11 +43,9 @@ class Rows:
     decoder = "decoder_input_tokens" in self._rows
     self.tokens = self._rows["decoder_input_tokens" if decoder else "encoder_input_tokens"]
     N, *_, S = self.tokens.shape
-    real = self._rows["decoder_segment_ids"] if decoder else self.tokens
-    used_N = (S - np.argmax(real[..., ::-1] != 0, axis=-1)).reshape(N, -1).max(axis=1)
-    dense = setting.model.variant.design.core == "dense"  # other cores need the length they were built for
-    lengths = [padded_length(int(used), S) if dense else S for used in used_N]
-    self._lengths = merged_lengths(lengths, setting.batch_size)
+    real = self._rows["decoder_segment_ids"] > 0 if decoder else self.tokens != setting.task.vocabulary.pad_id
+    used_N = (S - np.argmax(real[..., ::-1], axis=-1)).reshape(N, -1).max(axis=1)
+    self._lengths = merged_lengths(padded(setting.model, used_N, S), setting.batch_size)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> list[tuple[np.ndarray, ...]]:
     """Return the function's outputs for every row, in order."""
@@ -61,6 +59,12 @@ class Rows:
     return in_batches(
       lambda batch: self._run(arrays, batch), setting.rules, setting.batch_size, self._lengths, features
     )
+
+
+def padded(model, lengths: Sequence[int], longest: int) -> list[int]:
+  """Return the padded length of each row: `longest`, if the model's core is made for one length."""
+  cut = model.variant.design.core in ("auto", "dense")
+  return [padded_length(int(length), longest) if cut else longest for length in lengths]
 
 
 def outputs(model, batch: dict[str, jax.Array], chosen: bool = False) -> dict[str, jax.Array]:

@@ -6,7 +6,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _embeddings, _labelled
 from t5x_like.metrics.classification import Correlation
-from t5x_like.rows import in_batches, padded_length
+from t5x_like.rows import in_batches
 from t5x_like.slots import Positive
 
 
@@ -45,7 +45,7 @@ class Evaluator:
     self._examples, self._ids, self._setting = found, ids, setting
     longest = task.features["encoder_input_tokens"].shape[-1]
     self._rows = [_embeddings.row(task.vocabulary, text, longest) for one in found for text in one["text"]]
-    self._lengths = [padded_length(len(row), longest) for row in self._rows]
+    self._lengths = _labelled.padded(setting.model, [len(row) for row in self._rows], longest)
     self._run = setting.jit(lambda model, batch: (_embeddings.pooled(model, batch, pooling),))
 
   def names(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import more
+import published
 from fine_tuning import FINE_TUNING, fine_tuning
 from t5x_like import evals, recipes, slots
 from t5x_like.data import loader
@@ -80,6 +81,13 @@ def test_labels_are_those_of_a_forward_pass_over_whole_rows(name, tmp_path):
   assert [row["prediction"].split() for row in result.predictions] == found
   right = [g == p for row in result.predictions for g, p in zip(row["target"].split(), row["prediction"].split())]
   assert result.metrics["accuracy"] == pytest.approx(100 * np.mean(right))
+
+
+@pytest.mark.parametrize("kind", ["", "roberta"])  # whose padding is 0, and 1
+def test_rows_are_cut_to_the_length_of_their_texts(kind, tmp_path):
+  extra = [f"task.vocabulary={published.write(tmp_path / kind, kind)}"] if kind else []
+  evaluator, *_ = made("classification", tmp_path, extra=extra)
+  assert evaluator._rows.tokens.shape[1] == 64 and {*evaluator._rows._lengths} == {32}
 
 
 @pytest.mark.parametrize("marked", [False, True])
