@@ -160,6 +160,19 @@ def test_the_records_are_what_tfds_makes_of_the_same_files(task, tmp_path):
     assert comparable(ours) == comparable(theirs(name, tmp_path / file, split, fields.split()))
 
 
+def test_a_question_of_qqp_with_a_line_break_is_left_out_as_tfds_leaves_it_out(tmp_path):
+  lines = ["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "1\t1\t2\ta?\tb?\t0", "2\t3\t4\tc?", "and?\td?\t1"]
+  write(tmp_path / "QQP" / "train.tsv", "\n".join([*lines, "3\t5\t6\te?\tf?\t1"]) + "\n")
+  fields = ["question1", "question2", "label"]
+  found = [record for _, record in source("glue/qqp", tmp_path, " ".join(fields)).records("train")]
+  assert [one.reason for one in found if isinstance(one, Skip)] == ["line of too few columns"] * 2
+  ours = [{field: one[field] for field in fields} for one in found if not isinstance(one, Skip)]
+  assert ours == theirs("glue/qqp", tmp_path / "QQP" / "train.tsv", "train", fields) and len(ours) == 2
+  write(tmp_path / "SST-2" / "train.tsv", SST2 + "short\n")
+  with pytest.raises(UserError, match="train.tsv:4: found 1 tab-separated columns, expected 2: sentence, label"):
+    records("glue/sst2", "train", tmp_path, "sentence label")
+
+
 @pytest.mark.parametrize("file", ["archive/CoLA/train.tsv.gz", "train.tsv"])
 def test_a_file_is_found_in_the_folder_of_its_task_or_alone(file, tmp_path):
   write(tmp_path / file, COLA)

@@ -26,6 +26,7 @@ class Files:
   header: Sequence[str] = ()
   fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
   classes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+  ragged: bool = False
 
   @property
   def source(self) -> str:

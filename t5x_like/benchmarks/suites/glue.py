@@ -110,7 +110,7 @@ SUITE = Suite(
       "qqp": labelled(
         "tfds:glue/qqp",
         363_846,
-        files=_tsv("QQP", fields={"label": "is_duplicate"}),
+        files=_tsv("QQP", fields={"label": "is_duplicate"}, ragged=True),  # some questions hold line breaks
         text="{question1}",
         pair="{question2}",
         labels=("not_duplicate", "duplicate"),

@@ -14,6 +14,7 @@
               a file without that column may have the field itself
     classes   by field, the names of the classes in the order of the numbers that files may have instead; no names for
               a number. A test split may lack them: then the value is -1, as in TensorFlow datasets
+    ragged    whether lines with too few columns are left out and counted; otherwise they are refused
 
 Instead of a directory, `data_dir` may name the files by split, or shares of them: `train=a.tsv[:90%],test=a.tsv[90%:]`.
 Splits whose files are not there are left out. A record without `idx` gets its number in the split, from 0.
@@ -30,6 +31,7 @@ from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, check_fields, check_split, open_source, parallel, value
 from t5x_like.corpora.sources import Source as Base
+from t5x_like.corpora.sources._files import lines
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import globs
 from t5x_like.files.places import place
@@ -50,6 +52,7 @@ class _Table:
   header: list[str] = dataclasses.field(default_factory=list)
   fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
   classes: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+  ragged: bool = False
 
 
 class Source(Base):
@@ -69,18 +72,16 @@ class Source(Base):
     self.name, self.splits = self._table.name, tuple(self._paths)
 
   def _open(self, split: str) -> Base:
-    """Open the files of a split; those of a TSV table with numbered columns, because they may lack a header."""
+    """Open the files of a split."""
     check_split(self, split)
     table, spelled = self._table, ",".join(f"train={path}" for path in self._paths[split])
     if table.format == "parallel":
       return open_source(f"parallel:{','.join(self._paths[split])}", fields=tuple(table.header))
-    if table.format == "tsv":
-      return open_source(f"tsv:{spelled}", fields=("0",))
     return open_source(f"{table.format}:{spelled}")
 
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
-    rows = self._open(split).records("train")
-    rows = self._headed(rows) if self._table.format == "tsv" else rows
+    opened = self._open(split)
+    rows = opened.records("train") if self._table.format != "tsv" else self._rows(opened._paths("train", None))
     if split in self._shares:
       held = list(rows)
       rows = itertools.islice(held, *(len(held) * share // 100 for share in self._shares[split]))
@@ -91,25 +92,32 @@ class Source(Base):
         number += 1
       yield where, record
 
-  def _headed(self, rows: Iterator[tuple[str, Record | Skip]]) -> Iterator[tuple[str, Record | Skip]]:
-    """Name the columns of a TSV file by its first line or, if that names no field, by `header`."""
+  def _rows(self, paths: list[str]) -> Iterator[tuple[str, Record | Skip]]:
+    """Yield the lines of TSV files, the columns named by the first line or, if that names no field, by `header`."""
     known = {*self._table.header, *self._table.fields.values(), *self._fields}
-    names: list[str] = []
-    for where, record in rows:
-      if isinstance(record, Skip):
-        if record.reason != "blank line":
-          yield where, record
-        continue
-      cells = list(record.values())
-      if not names or where.endswith(":1"):
-        headed = not self._table.header or bool(known & {*cells})
-        names = cells if headed else self._table.header
-        check_fields((), names, where)
-        if headed:
+    for path in paths:
+      names: list[str] = []
+      for number, line in lines(path):
+        where = f"{path}:{number}"
+        if isinstance(line, Skip):
+          yield where, line
           continue
-      if len(cells) < len(names):
-        raise UserError(f"{where}: found {len(cells)} tab-separated columns, expected {len(names)}: {', '.join(names)}")
-      yield where, dict(zip(names, cells))
+        cells = line.split("\t")
+        if not line:
+          continue
+        if not names:
+          headed = not self._table.header or bool(known & {*cells})
+          names = cells if headed else self._table.header
+          check_fields((), names, where)
+          if headed:
+            continue
+        if len(cells) < len(names) and self._table.ragged:
+          yield where, Skip("line of too few columns")
+          continue
+        if len(cells) != len(names):
+          expected = f"expected {len(names)}: {', '.join(names)}"
+          raise UserError(f"{where}: found {len(cells)} tab-separated columns, {expected}")
+        yield where, dict(zip(names, cells))
 
   def _record(self, split: str, where: str, record: Record) -> Record:
     out = dict(record)
