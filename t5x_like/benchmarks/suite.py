@@ -183,7 +183,11 @@ def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
     rate, seed = next(_asked_for(benchmark, options))
     try:
       config = _config(f"{name}/{task}", benchmark, kinds[able[0]], rate, seed, able[0], options)
-      assemble(resolve(config), str(folders[0]))
+      known = assemble(resolve(config), str(folders[0])).evaluation.metrics()
+      counted = getattr(benchmark, kinds[able[0]]).counted
+      if known is not None and (unknown := [one for one in counted if f"eval/{one}" not in known]):
+        scores = ", ".join(one.removeprefix("eval/") for one in known)
+        raise UserError(f"counted: found {unknown[0]!r}, expected some of {scores}")
     except data.Unavailable:
       continue  # told, and left out or refused, when it is this task's turn
     except UserError as error:
@@ -228,7 +232,7 @@ def _task(
   rate = max(medians, key=lambda rate: medians[rate])
   chosen = sorted(by_rate[rate], key=lambda one: one["score"])
   middle, best = chosen[(len(chosen) - 1) // 2], chosen[-1]
-  if benchmark.test and process.first():
+  if benchmark.test and suite.submission and process.first():
     submission.write(options.output / "submission", suite, task, best["workdir"])
   return {
     "score": middle["score"],

@@ -84,6 +84,7 @@ def test_a_file_gives_its_tasks_their_epochs_rates_seeds_and_lengths(pretrained,
     (("length = 64", 'length = "64"'), "relatedness.length: found '64' of type str, expected int"),
     (('form = "labelled"', 'form = "label"'), "relatedness.form: found 'label', expected one of chosen, generated"),
     (('text = "{sentence_A}"', ""), "relatedness.text: missing"),
+    (('pair = "', 'counted = ["pearson", "f1"]\npair = "'), "counted: found 'dev/f1', expected some of dev/pearson"),
     (('like = "glue/cola"', 'like = "glue/colla"'), "cola.like: found 'colla', expected one of cola"),
     (('like = "glue/cola"', 'like = "os:getcwd/cola"'), "cola.like: found 'os:getcwd/cola'"),
     (("seeds = 2", 'seeds = 2\ntext = "{x}"'), "cola.text: found it beside like = 'glue/cola'"),
@@ -114,6 +115,7 @@ def test_a_suite_of_a_module_is_imported_where_the_command_names_it(pretrained, 
   assert evaluate.main(words) == 0, capsys.readouterr().err
   found = json.loads((tmp_path / "out" / "results.json").read_text())
   assert found["suite"] == "my_suites" and found["tasks"].keys() == {"sentences"}
+  assert not (tmp_path / "out" / "submission").exists()  # the suite tells no leaderboard
   sys.modules.pop("my_suites")
 
 
@@ -124,3 +126,14 @@ def test_records_need_no_numbers(tmp_path):
   assert task.encoder.evaluator["ids"] == [] and task.text.evaluator["ids"] == []
   (tmp_path / "numbered.toml").write_text(TOML)
   assert outside.suite(f"{tmp_path}/numbered.toml").tasks["relatedness"].encoder.evaluator["ids"] == ["idx"]
+
+
+def test_words_and_spans_need_no_files_and_no_test_split(tmp_path):
+  table = (
+    '[who]\nform = "tagged"\nsource = "conll:train=a,validation=b"\ntags = ["O", "B-X"]\nfield = "1"\nscore = "f1"\n'
+  )
+  table += '[where]\nform = "spans"\nsource = "squad:train=a,validation=b"\nevaluated = {valid = "validation"}\n'
+  (tmp_path / "mine.toml").write_text(table)
+  tasks = outside.suite(f"{tmp_path}/mine.toml").tasks
+  assert tasks["who"].evaluated == {"dev": "validation"} and tasks["who"].encoder.counted == ("dev/f1",)
+  assert tasks["where"].encoder.counted == ("valid/exact_match", "valid/f1")

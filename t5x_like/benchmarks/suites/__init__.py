@@ -260,13 +260,22 @@ def generated(
 
 
 def tagged(
-  source: str | None, examples: int, *, files: Files, tags: Sequence[str], field: str, score: str, length: int = 128
+  source: str | None,
+  examples: int,
+  *,
+  files: Files | None = None,
+  tags: Sequence[str],
+  field: str,
+  score: str,
+  length: int = 128,
+  evaluated: Mapping[str, str | Values] | None = None,
 ) -> Benchmark:
-  """Make a benchmark of word tags from a TFDS source, if any, and files; `examples` counts the training split.
+  """Make a benchmark of word tags, counted by the first evaluation; `examples` counts the training split.
 
   As text, each word and each tag follows its own sentinel.
   """
-  evaluated, counted = {"dev": "validation", "test": "test"}, (f"dev/{score}",)
+  evaluated = evaluated or {"dev": "validation"}
+  counted = (f"{next(iter(evaluated))}/{score}",)
   form = Form(
     {"name": "tagging", "tags_field": field, "tags": list(tags), "length": length},
     {"name": "tagging"},
@@ -296,7 +305,8 @@ def spans(
 
   The text form, which generates the answer, exists only for answerable questions in English (no `evaluated`).
   """
-  counted = tuple(counted) or tuple(f"dev/{name}" for name in ("exact" if unanswerable else "exact_match", "f1"))
+  found = ("exact" if unanswerable else "exact_match", "f1")
+  counted = tuple(counted) or tuple(f"{name}/{score}" for name in evaluated or {"dev": ""} for score in found)
   form = Form(
     {"name": "span_qa", "length": length, "stride": stride},
     {"name": "span_qa"},

@@ -4,6 +4,7 @@ Derczynski et al. 2017), and parts of speech (Universal Dependencies).
 
 from t5x_like.benchmarks.suites import Files, Suite, tagged
 
+_BOTH = {"dev": "validation", "test": "test"}
 _KINDS = ("corporation", "creative-work", "group", "location", "person", "product")
 _CONLL = {
   "train": ["eng.train", "train.txt"],
@@ -30,6 +31,7 @@ SUITE = Suite(
       tags=("O", *(f"{begin}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for begin in "BI")),
       field="entities",
       score="f1",
+      evaluated=_BOTH,
     ),
     "ner": tagged(
       None,
@@ -38,6 +40,7 @@ SUITE = Suite(
       tags=("O", *(f"{begin}-{kind}" for kind in _KINDS for begin in "BI")),
       field="ner_tags",
       score="f1",
+      evaluated=_BOTH,
     ),
     "pos": tagged(
       "tfds:universal_dependencies/en_ewt",
@@ -46,6 +49,7 @@ SUITE = Suite(
       tags=_POS,
       field="upos",
       score="accuracy",
+      evaluated=_BOTH,
     ),
   }
 )
