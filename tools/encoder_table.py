@@ -79,10 +79,10 @@ def main(argv: list[str] | None = None) -> int:
         missing[task] = "could not be run; its error is above"
       elif code:
         missing[task] = "stopped; the same command continues it"
-      _write(folder, chosen, missing, budget)
+      _write(folder, list(known), missing, budget)
       if code == EXIT_PREEMPTED and not budget.asked:
         return code  # somebody else's signal
-  print(_write(folder, chosen, missing, budget), flush=True)
+  print(_write(folder, list(known), missing, budget), flush=True)
   if not any((folder / task / "results.json").exists() for task in chosen):
     raise UserError(f"--data={args.data}: no task could be run: {next(iter(missing.values()))}")
   return 0
@@ -173,10 +173,11 @@ def _flags(task: str, args, model: pathlib.Path, folder: pathlib.Path) -> list[s
       return f"found no QQP/train.tsv in {data}"
     data = f"train={files[0]}[:90%],validation={files[0]}[90%:]"
   elif task == "squad":
-    files = [_files(data, f"{name}-v1.1.json*", f"{name}-v1.1.*.json*") for name in ("train", "dev")]
+    names = [f"{name}-v1.1" for name in ("train", "dev")]
+    files = [_files(data, f"{name}.json*")[:1] or _files(data, f"{name}.*.json*") for name in names]
     if not all(files):
       return f"found no train-v1.1.json or dev-v1.1.json in {data}"
-    data = f"train={files[0][0]},validation={files[1][0]}"
+    data = ",".join(f"{split}={'+'.join(map(str, of))}" for split, of in zip(("train", "validation"), files))
   elif task == "mrpc" and not _files(data, *_MRPC):
     return f"found no MRPC/train.tsv in {data}"
   flags = [f"--workdir={model}", f"--suite={SUITE}", f"--tasks={task}", f"--data={data}", f"--output={folder / task}"]
@@ -193,10 +194,10 @@ def _files(data: str, *patterns: str) -> list[pathlib.Path]:
   return [path for pattern in patterns for path in sorted(pathlib.Path(data).rglob(pattern))]
 
 
-def _write(folder: pathlib.Path, chosen: list[str], missing: dict[str, str], budget: Budget) -> str:
-  """Write the table of all finished tasks; return it in Markdown."""
+def _write(folder: pathlib.Path, known: list[str], missing: dict[str, str], budget: Budget) -> str:
+  """Write the table of all finished tasks, of earlier commands too; return it in Markdown."""
   found = {}
-  for task in chosen:
+  for task in known:
     path = folder / task / "results.json"
     if path.exists():
       found[task] = json.loads(path.read_text())

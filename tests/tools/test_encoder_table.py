@@ -1,5 +1,6 @@
 """The program of `make benchmarks`, on a model and files as small as can be."""
 
+import argparse
 import json
 
 import pytest
@@ -48,6 +49,19 @@ def test_the_same_command_continues_to_the_same_table(place, capsys):
   assert encoder_table.main([*flags, "--only=cola,rte", f"--hours={used / 3600}"]) == 0
   assert "$ python" not in capsys.readouterr().out  # nothing is begun
   assert "| cola |" in (folder / "results.md").read_text()
+  assert encoder_table.main([*flags, "--only=rte"]) == 2  # it has no files
+  assert "| cola |" in (folder / "results.md").read_text()  # the table is of all that are done
+
+
+def test_all_parts_of_squad_are_read_or_else_the_whole_file(tmp_path):
+  args = argparse.Namespace(data=str(tmp_path), max_steps=None, seeds=None)
+  for name in ("train-v1.1.a.json", "train-v1.1.b.json.gz", "dev-v1.1.json", "dev-v1.1.a.json"):
+    (tmp_path / name).touch()
+  data = lambda: [flag for flag in encoder_table._flags("squad", args, tmp_path, tmp_path) if "--data=" in flag]  # noqa: E731
+  parts, dev = f"{tmp_path}/train-v1.1.a.json+{tmp_path}/train-v1.1.b.json.gz", f"validation={tmp_path}/dev-v1.1.json"
+  assert data() == [f"--data=train={parts},{dev}"]
+  (tmp_path / "train-v1.1.json.gz").touch()
+  assert data() == [f"--data=train={tmp_path}/train-v1.1.json.gz,{dev}"]
 
 
 def test_a_spent_budget_asks_a_training_run_to_stop(tmp_path, monkeypatch):
