@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5x_like import slots
+from t5x_like.errors import UserError
 
 BUCKETS = 4  # the most lengths of training batches, see `training/buckets.py`
 Values = dict[str, Any]
@@ -353,6 +354,13 @@ def apply(config: Any, benchmark: Benchmark, form: Form, official: bool = False)
 
 def _where(where: str | Values) -> Values:
   return {"split": where} if isinstance(where, str) else dict(where)
+
+
+def check(form: Form, metrics: Sequence[str] | None) -> None:
+  """Raise UserError for a counted score that is not among the metrics of a run's evaluations; None are unknown."""
+  names = [name.removeprefix("eval/") for name in metrics or ()]
+  if names and (unknown := [name for name in form.counted if name not in names]):
+    raise UserError(f"counted: found {unknown[0]!r}, expected some of {', '.join(names)}")
 
 
 def score(metrics: Mapping[str, float | None], counted: Sequence[str]) -> float:
