@@ -75,7 +75,7 @@ def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> N
 
 
 def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sentinels: str | None) -> None:
-  from t5x_like.interop import hf
+  from t5x_like.interop import hf, sentences
   from t5x_like.nn import params
   from t5x_like.runtime import process
   from t5x_like.training import assembly, importing
@@ -108,6 +108,8 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
   if head in ("none", "pooled"):  # nothing to pretrain with
     prepare, command = "", f"fine-tune with --config=configs/finetune/encoder.py:TASK --config.init.workdir={workdir}"
   process.say(f"{workdir}: step 0 with the weights of {directory}{prepare}; {command}")
+  if note := sentences.told(directory, "mean"):
+    process.say(note)
 
 
 def _vocabulary(config, directory: str, sentinels: str | None):

@@ -24,6 +24,7 @@ from t5x_like.inference.generation import Generation
 from t5x_like.inference.prompts import Prompts
 from t5x_like.inference.streaming import Stream
 from t5x_like.inference.talk import Talk
+from t5x_like.interop import sentences
 from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
 from t5x_like.rows import Runner
@@ -263,6 +264,8 @@ class Model:
       raise UserError(f"pooling: found {pooling!r}, expected one of {', '.join(get_args(Pooling))}")
     if pooling not in self._pooled:
       self._pooled[pooling] = Embedding(self.model, self.vocabulary, pooling)
+      if note := sentences.told(self._source.identity.get("directory"), pooling):
+        process.say(note)
     return self._pooled[pooling]
 
   def _predictor(self, template: str | None, **options: Unpack[Options]):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ from flax import nnx
 
 import published
 from t5x_like import evaluate, predict
-from t5x_like.interop import hf
+from t5x_like.interop import hf, sentences
 from t5x_like.models import bert
 from t5x_like.nn.dims import Dims
 from t5x_like.vocabularies import load, special
@@ -18,6 +19,7 @@ from tools import convert_hf
 
 pytestmark = pytest.mark.runs
 
+MODULES = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
 TEXTS = ["a small model", "the small model of a language, with more words than the other"]
 
 
@@ -59,6 +61,25 @@ def test_an_embedding_is_of_the_text_alone(converted, pooling, tmp_path):
   rows = [json.loads(line) for line in out.read_text().splitlines()]
   assert [row["input"] for row in rows] == TEXTS
   np.testing.assert_allclose([row["embedding"] for row in rows], expected(directory, pooling), atol=1e-5)
+
+
+def test_a_directory_that_pools_otherwise_is_told(converted, tmp_path, capsys):
+  directory = shutil.copytree(converted[0], tmp_path / "hf")
+  modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in MODULES.items()]
+  (directory / "modules.json").write_text(json.dumps(modules))
+  (directory / "1_Pooling").mkdir()
+  pools = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+  (directory / "1_Pooling" / "config.json").write_text(json.dumps(pools))
+  (tmp_path / "texts.txt").write_text(TEXTS[0])
+  flags = [f"--workdir={directory}", f"--input={tmp_path}/texts.txt", f"--output={tmp_path}/out.jsonl"]
+  assert predict.main([*flags, "--embed"]) == 0
+  assert "pooled by cls, not by mean; add --embed=cls" in capsys.readouterr().out
+  assert sentences.told(str(directory), "cls") is None
+  (directory / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
+  assert sentences.told(str(directory), "mean").endswith("pooled by max, not by mean; which --embed cannot do")
+  dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+  (directory / "modules.json").write_text(json.dumps([*modules, dense]))
+  assert "its embeddings pass Dense after the model" in sentences.told(str(directory), "cls")
 
 
 def test_cosines_are_held_against_numbers(converted, tmp_path):
