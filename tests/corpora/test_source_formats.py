@@ -185,6 +185,12 @@ def test_blank_lines_of_tables_are_counted(tmp_path):
   assert source.skipped["train"] == {"blank line": 2}
 
 
+def test_a_cell_of_a_csv_table_may_hold_a_long_document(tmp_path):
+  (tmp_path / "a.csv").write_text(f'text,label\n"{"long, " * 40_000}",1\n')
+  (found,) = read(f"csv:{tmp_path}/a.csv")
+  assert len(found) == 240_000
+
+
 def test_words_of_conll_may_be_odd(tmp_path):
   (tmp_path / "a").write_text("# id 5 of train\n# O\na\u00a0b O\nc\u2028 O\n\n# note\nx O\n\n# O\n")
   assert read(f"conll:{tmp_path}/a") == ["# a\u00a0b c\u2028", "# x", "#"]

@@ -7,8 +7,10 @@ import csv
 from collections.abc import Iterator
 
 from t5x_like.corpora.sources import Record, Skip, check_fields
-from t5x_like.corpora.sources._files import FileSource, lines
+from t5x_like.corpora.sources._files import LONGEST, FileSource, lines
 from t5x_like.errors import UserError, one_line
+
+csv.field_size_limit(LONGEST)  # a cell may hold a long document
 
 
 class Source(FileSource):
