@@ -30,6 +30,29 @@ def keys(benchmark: Benchmark, form: Form, data: str | None, data_dir: str | Non
   return benchmark.sources(official, form) | ({} if place is None else {"task.data_dir": place})
 
 
+def sizes(benchmark: Benchmark, data: str | None) -> dict[str, str]:
+  """Return, as `data`, the sizes of a benchmark's official files that are learned and evaluated; nothing without any.
+
+  They tell other data in the same place without reading them.
+  """
+  try:
+    source = open_source(benchmark.files.source, data_dir=data) if data and benchmark.files else None
+  except UserError:
+    return {}
+  own = [where if isinstance(where, str) else where["split"] for where in benchmark.evaluated.values()]
+  found = [split for split in dict.fromkeys(["train", *own]) if source and split in source.splits]
+  facts = {split: source.split_facts(split) for split in found}
+  told = [f"{split} of {_bytes(one['files']):,} bytes {one['share'] or ''}".strip() for split, one in facts.items()]
+  return {"data": ", ".join(told)} if told else {}
+
+
+def _bytes(facts: Any) -> int:
+  """Return the sum of all `bytes` in the facts of files."""
+  if isinstance(facts, dict):
+    return sum(one if key == "bytes" else _bytes(one) for key, one in facts.items())
+  return sum(map(_bytes, facts)) if isinstance(facts, list) else 0
+
+
 def check(config: Any) -> None:
   """Raise Unavailable unless the records of a config are there, in all splits that it uses."""
   data_dir, sources = config.task.get("data_dir"), {config.task.source}

@@ -367,15 +367,14 @@ def _asked(workdir: str, benchmark: Benchmark, options: Options) -> dict[str, An
     if place(f"{workdir}/checkpoints").exists():  # a published model has none
       with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
         step = checkpoints.steps()[-1:]
-  keys = {key: value for key, _, value in (word.partition("=") for word in options.overrides)}
-  names = ("epochs", "from_scratch", "max_examples")
   where = workdir if is_remote(workdir) else os.path.abspath(workdir)
   asked = {"workdir": where, "step": step, "config": options.recipe}
-  asked |= {name: getattr(options, name) for name in names}
+  asked |= {name: getattr(options, name) for name in ("epochs", "from_scratch", "max_examples")}
+  asked |= distributed.from_first(lambda: data.sizes(benchmark, options.data))
   asked |= {"table": benchmark.table} if benchmark.table else {}
   asked |= {} if options.evaluations == EVALUATIONS else {"evaluations": options.evaluations}
   asked |= {} if options.submission or not benchmark.test else {"submission": False}
-  return asked | {f"config.{key}": value for key, value in sorted(keys.items())}
+  return asked | {f"config.{key}": value for key, _, value in (word.partition("=") for word in options.overrides)}
 
 
 def _read(path: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
@@ -390,7 +389,8 @@ def _read(path: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     return None
   except ValueError as error:
     raise UserError(f"{path}: damaged ({one_line(error)}); delete it, and the run is evaluated again") from None
-  made = found.pop("asked", {})
+  made = {"data": asked.get("data")} | found.pop("asked", {})
+  asked = {"data": made["data"]} | asked  # files that are not there, or were not noted, tell nothing
   if other := [name for name in {**made, **asked} if made.get(name) != asked.get(name)]:
     before, now = (values.get(other[0]) for values in (made, asked))
     raise UserError(

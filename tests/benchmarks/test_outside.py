@@ -74,6 +74,10 @@ def test_a_file_gives_its_tasks_their_epochs_rates_seeds_and_lengths(pretrained,
   (tmp_path / "mine.toml").write_text(TOML)
   assert evaluate.main([word.replace("evaluations=2", "evaluations=1") for word in words]) == 2
   assert "was made with evaluations=2, found evaluations=1" in capsys.readouterr().err.splitlines()[-1]
+  with (tmp_path / "SICK_train.txt").open("a") as file:
+    file.write("16\ta man\ta dog\t1.5\n")
+  assert evaluate.main(words) == 2  # nor is one of other data shown as one of these
+  assert "was made with data=train of 373 bytes, validation of" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
