@@ -76,8 +76,8 @@ def notes(found: dict[str, Any]) -> str:
   words = "`score` is of the only evaluation of a run, so `last` is the same. "
   if evaluations > 1:
     words = (
-      f"`score` is the best of a run's evaluations, up to {evaluations}, on the same examples, so it is a little better"
-      " than it would be on others; `last` comes from the last evaluation. "
+      f"`score` is of the best of a run's evaluations, up to {evaluations}, by the first of its details and on the same"
+      " examples, so it is a little better than it would be on others; `last` comes from the last evaluation. "
     )
   if found["seeds"] > 1:
     words += (

@@ -125,9 +125,11 @@ def test_a_suite_of_a_module_is_imported_where_the_command_names_it(pretrained, 
 
 def test_records_need_no_numbers(tmp_path):
   table = '[who]\nform = "labelled"\nsource = "tsv:train=a.tsv"\ntext = "{text}"\nlabels = ["a", "b"]\n'
+  table += 'label_field = "kind"\n'
   (tmp_path / "mine.toml").write_text(table)
   task = outside.suite(f"{tmp_path}/mine.toml").tasks["who"]
   assert task.encoder.evaluator["ids"] == [] and task.text.evaluator["ids"] == []
+  assert (task.encoder.task["label_field"], task.text.task["targets"]) == ("kind", "{kind}")
   (tmp_path / "numbered.toml").write_text(TOML)
   assert outside.suite(f"{tmp_path}/numbered.toml").tasks["relatedness"].encoder.evaluator["ids"] == ["idx"]
 

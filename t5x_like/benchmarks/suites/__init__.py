@@ -137,6 +137,7 @@ def labelled(
   labels: Sequence[str] | None,
   scores: Sequence[str] = ("accuracy",),
   inputs: str | Form,
+  label_field: str = "label",
   length: int = 128,
   questions: Sequence[str] = (),
   symmetric: bool = False,
@@ -153,6 +154,7 @@ def labelled(
   found = counted or (scores if labels else ("pearson", "spearman"))
   counted = tuple(f"{name}/{score}" for name in evaluated for score in found)
   own = {"text": text} | ({"pair": pair} if pair else {}) | ({"labels": list(labels)} if labels else {})
+  own |= {} if label_field == "label" else {"label_field": label_field}
   judge = {"name": "classification", "scores": list(scores), "ids": list(ids)}
   encoder = Form(
     {"name": "classification", "length": length} | own,
@@ -165,8 +167,9 @@ def labelled(
   as_text = inputs
   if isinstance(inputs, str):
     metrics = [{"name": "labels", "classes": list(labels), "scores": list(scores)}] if labels else ["number"]
-    as_text = _text(inputs, "{label}", metrics, counted, inputs_length=max(128, length), targets_length=16, ids=ids)
-  files = files and dataclasses.replace(files, classes={"label": labels or ()})
+    lengths = {"inputs_length": max(128, length), "targets_length": 16}
+    as_text = _text(inputs, f"{{{label_field}}}", metrics, counted, ids=ids, **lengths)
+  files = files and dataclasses.replace(files, classes={label_field: labels or ()})
   return Benchmark(source, files, examples, encoder, as_text, evaluated, test=test or {})
 
 
