@@ -12,6 +12,8 @@ DECAY = 0.75
 MODELS = {
   ("vit", "vit-b16"): ("vit_base_patch16_224", None),
   ("swin", "swin-t"): ("swin_tiny_patch4_window7_224", None),
+  ("convnext", "convnext-t"): ("convnext_tiny", None),
+  ("resnet", "resnet-50-group"): ("resnet50", None),
   ("mvit", "mvit-v2-s"): ("mvitv2_small", [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]),
 }
 
@@ -25,8 +27,9 @@ def groups(name: str, blocks: list | None) -> dict[str, tuple[float, bool]]:
   if blocks is not None:
     stem = model.group_matcher()["stem"]
     model.group_matcher = lambda coarse=False: {"stem": stem, "blocks": blocks}
+  undecayed = getattr(model, "no_weight_decay", tuple)()  # convolutional models name none
   found = timm.optim.param_groups_layer_decay(
-    model, weight_decay=1.0, no_weight_decay_list=model.no_weight_decay(), layer_decay=DECAY
+    model, weight_decay=1.0, no_weight_decay_list=undecayed, layer_decay=DECAY
   )
   names = {id(p): n for n, p in model.named_parameters()}
   return {names[id(p)]: (round(g["lr_scale"], 6), bool(g["weight_decay"])) for g in found for p in g["params"]}

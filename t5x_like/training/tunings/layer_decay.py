@@ -15,12 +15,13 @@ _NORMS = {"final_norm", "norm", "decoder_norm"}
 _RUN = re.compile(
   r"(?P<tower>.*?)"
   r"(?:convolutions/(?P<convolution>\d+)/|(?:stage_(?P<stage>\d+)|(?P<word>third|fourth))/(?P<stacked>stack/blocks/)?"
-  r"|(?P<stack>\w+)/blocks/)"
+  r"|(?P<stack>\w+)/blocks/|stages/(?P<convolved>\d+)/(?P<block>\d+)/|merge(?:s|_norms)/(?P<merge>\d+)/)"
 )
+_BACKBONE = "backbone/"  # of convolutions
 _TURN = re.compile(r"blocks/\w+?_(\d+)/")
 
 Trunk = tuple[str, str]  # the tower, such as "image/", and the stack in it, "" for stages
-Place = tuple[int, int, int]  # in the trunk: after the convolutions, the stage, after its first block
+Place = tuple[int, int, int]  # in the trunk: after the convolutions, the stage, the block or after its first one
 
 
 def make(*, rate: float = 0.9) -> Tuning:
@@ -48,6 +49,8 @@ def layers_below_heads(named: dict) -> dict[str, np.ndarray | float]:
     By name, a number, or float32 [L] for a parameter with a leading axis of layers.
   """
   runs = {name: run for name in named if not _HEADS & set(name.split("/")) and (run := _run(name))}
+  if len({trunk for trunk, _ in runs.values()}) > 1:  # a network below others is their input
+    runs = {name: run for name, run in runs.items() if run[0] != (_BACKBONE, "")}
   periods, layers = {}, {}
   for name, run in runs.items():
     periods[run] = max(periods.get(run, 1), _turn(name) + 1)
@@ -81,6 +84,9 @@ def _run(name: str) -> tuple[Trunk, Place] | None:
     return (found["tower"], found["stack"]), (0, 0, 0)
   if found["convolution"]:
     return (found["tower"], ""), (0, int(found["convolution"]), 0)
+  if found["merge"] or found["block"]:
+    stage, block = (found["convolved"], found["block"]) if found["block"] else (int(found["merge"]) + 1, 0)
+    return (found["tower"], ""), (1, int(stage), int(block))
   stage = int(found["stage"] or {"third": 3, "fourth": 4}[found["word"]])
   return (found["tower"], ""), (1, stage, int(bool(found["stacked"])))
 

@@ -47,7 +47,24 @@ _OUTSIDE = {
   "inputs/norm": "patch_embed.norm",
   "encoder/final_norm": "norm",
   "final_norm": "norm",
+  "head/norm": "head.norm",
 }
+_CONVOLVED = [  # patterns of our names in a backbone of convolutions -> timm's
+  ("patches", "stem.0"),
+  ("norm", "stem.1"),
+  (r"merge_norms/(\d)", r"stages.+\1.downsample.0"),
+  (r"merges/(\d)", r"stages.+\1.downsample.1"),
+  (r"stages/(\d)/(\d)/depthwise", r"stages.\1.blocks.\2.conv_dw"),
+  (r"stages/(\d)/(\d)/norm", r"stages.\1.blocks.\2.norm"),
+  (r"stages/(\d)/(\d)/wi", r"stages.\1.blocks.\2.mlp.fc1"),
+  (r"stages/(\d)/(\d)/wo", r"stages.\1.blocks.\2.mlp.fc2"),
+  ("stem/conv", "conv1"),
+  ("stem/norm", "bn1"),
+  (r"stages/(\d)/(\d)/units/(\d)/conv", r"layer+\1.\2.conv+\3"),
+  (r"stages/(\d)/(\d)/units/(\d)/norm", r"layer+\1.\2.bn+\3"),
+  (r"stages/(\d)/(\d)/shortcut/conv", r"layer+\1.\2.downsample.0"),
+  (r"stages/(\d)/(\d)/shortcut/norm", r"layer+\1.\2.downsample.1"),
+]
 
 
 def timm_names(name: str, layers: int, head: str) -> list[str]:
@@ -59,6 +76,13 @@ def timm_names(name: str, layers: int, head: str) -> list[str]:
     return [f"{head}.{_LEAVES[leaf]}"]
   if whole in _OUTSIDE:
     return [f"{_OUTSIDE[whole]}.{_LEAVES[leaf]}"]
+  if name.startswith("backbone/"):
+    inner = whole.removeprefix("backbone/")
+    if gamma := re.fullmatch(r"stages/(\d)/(\d)/scale", inner):
+      return [f"stages.{gamma[1]}.blocks.{gamma[2]}.gamma"]
+    pattern, other = next(one for one in _CONVOLVED if re.fullmatch(one[0], inner))
+    counted = re.sub(r"\+(\d)", lambda found: str(int(found[1]) + 1), re.sub(pattern, other, inner))
+    return [f"{counted}.{_LEAVES[leaf]}"]
   if merging := re.fullmatch(r"stage_(\d+)/entry/(norm|linear)/(\w+)", name):
     part = {"norm": "norm", "linear": "reduction"}[merging[2]]
     return [f"layers.{int(merging[1]) - 1}.downsample.{part}.{_LEAVES[leaf]}"]
@@ -84,7 +108,7 @@ def parameters(family: str, variant: str) -> dict[str, nnx.Param]:
 @pytest.mark.parametrize("ours, theirs", [(ours, theirs) for ours, (theirs, _) in timm_groups.MODELS.items()], ids=str)
 def test_rates_and_decays_are_timms_by_name(ours, theirs):
   named, golden, seen = parameters(*ours), GOLDEN[theirs], set()
-  head = "head" if "head.weight" in golden else "head.fc"
+  head = next(name for name in ("head", "head.fc", "fc") if f"{name}.weight" in golden)
   one = {n: jax.ShapeDtypeStruct(p.shape[p.axes[:1] == ("layers",) :], p.dtype) for n, p in named.items()}
   decayed = _decayed(one)
   for name, below in layer_decay.layers_below_heads(named).items():
