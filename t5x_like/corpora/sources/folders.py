@@ -3,13 +3,14 @@
 A DIR that holds folders for splits (`train`, `val`, `test`, …), each with one folder per class, has these splits. It
 may be a zip archive, or a folder in one (`photos.zip/pets`).
 
-`image` is a file's bytes, `label` the name of its folder. Files are read by class, then by name. Preparation skips and
-counts files that are not images.
+`image` is a file's bytes, `label` the name of its class's folder, which may hold folders too. Files are read by class,
+then by name; hidden ones are left out. Preparation skips and counts files that are not images.
 """
 
+import glob
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, _archives
@@ -29,8 +30,12 @@ class Source(Base):
     folders = {split: [_whole(path.rstrip("/")) for path in paths] for split, paths in given.items()}
     if given == {"train": [rest]}:
       folders = _splits_inside(folders["train"][0]) or folders
-    self._files = {split: [file for path in paths for file in _images(path)] for split, paths in folders.items()}
-    self._classes = tuple(sorted({_class(file) for files in self._files.values() for file in files}))
+    self._files: dict[str, dict[str, str]] = {}  # by split and path, the path below the split's folder
+    for split, paths in folders.items():
+      self._files[split] = {file: name for path in paths for file, name in _images(path).items()}
+    if given == {"train": [rest]} and tuple(folders) == ("train",):
+      _check_classes(folders["train"][0], self._files["train"].values())
+    self._classes = tuple(sorted({_class(name) for files in self._files.values() for name in files.values()}))
     self.splits = tuple(self._files)
     above = [part for part in globs.absolute(next(iter(folders.values()))[0]).split("/") if part]
     self.name = above[-2] if len(above) > 1 and above[-1] in _SPLIT_WORDS else above[-1]
@@ -39,9 +44,9 @@ class Source(Base):
     return self._classes
 
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
-    for path in self._files[split][slice(*part) if part else slice(None)]:
+    for path, name in list(self._files[split].items())[slice(*part) if part else slice(None)]:
       data = _read(path)
-      yield path, Skip("a file that is too long") if data is None else {"image": data, "label": _class(path)}
+      yield path, Skip("a file that is too long") if data is None else {"image": data, "label": _class(name)}
 
   def changed(self, split: str) -> list[int | None]:
     return [place(path).changed() for path in self._on_disk(split)]
@@ -55,7 +60,7 @@ class Source(Base):
     return {"form": "folders", "splits": {split: self.split_facts(split) for split in self.splits}}
 
   def split_facts(self, split: str) -> dict[str, Any]:
-    files = [(_class(path), os.path.basename(path), *_print(path)) for path in self._files[split]]
+    files = [(*name.split("/", 1), *_print(path)) for path, name in self._files[split].items()]
     return {"form": "folders", "files": len(files), "content": hashlib.sha256(repr(files).encode()).hexdigest()}
 
 
@@ -64,12 +69,16 @@ def _splits_inside(folder: str) -> dict[str, list[str]]:
   if _archives.split(folder):
     below = _below(folder)
     inside = {name.split("/")[0]: f"{folder}/{name.split('/')[0]}" for name in below}
-    deeper = all(name.count("/") == 2 for name in below)
+    deeper = all(name.count("/") >= 2 for name in below)
     return _by_split(inside) if deeper and {name.lower() for name in inside} <= _SPLIT_WORDS.keys() else {}
-  inside = {os.path.basename(path): path for path in globs.matches(f"{folder}/*") if globs.kind(path) == "directory"}
+  inside = {
+    os.path.basename(path): path
+    for path in globs.matches(f"{glob.escape(folder)}/*")
+    if globs.kind(path) == "directory"
+  }
   if not inside or not {name.lower() for name in inside} <= _SPLIT_WORDS.keys():
     return {}
-  if not any(globs.kind(path) == "directory" for path in globs.matches(f"{folder}/*/*")):
+  if not any(globs.kind(path) == "directory" for path in globs.matches(f"{glob.escape(folder)}/*/*")):
     return {}
   return _by_split(inside)
 
@@ -81,8 +90,19 @@ def _by_split(inside: dict[str, str]) -> dict[str, list[str]]:
   return dict(sorted(found.items(), key=lambda one: ["train", "validation", "test"].index(one[0])))
 
 
-def _class(path: str) -> str:
-  return os.path.basename(os.path.dirname(path))
+def _class(name: str) -> str:
+  return name.partition("/")[0]
+
+
+def _check_classes(folder: str, names: Iterable[str]) -> None:
+  """Refuse to take the folder of a split for a class: one with the name of a split, and with folders alone."""
+  lies = {_class(name) for name in names if name.count("/") == 1}
+  if splits := sorted({_class(name) for name in names if _class(name).lower() in _SPLIT_WORDS} - lies):
+    given = ",".join(f"{_SPLIT_WORDS[name.lower()]}={folder}/{name}" for name in splits)
+    raise UserError(
+      f"source folders:{folder}: found {', '.join(splits)} beside other folders; name the folders of the splits, as"
+      f" folders:{given}, or write folders:train={folder} if they are classes"
+    )
 
 
 def _below(folder: str) -> list[str]:
@@ -119,15 +139,18 @@ def _print(path: str) -> tuple[int, int | None]:
   return place(path).size(), place(path).changed()
 
 
-def _images(folder: str) -> list[str]:
+def _images(folder: str) -> dict[str, str]:
+  """Return the files in the folders of a folder or an archive, with their paths below it."""
   if _archives.split(folder):
-    found = [f"{folder}/{name}" for name in _below(folder) if name.count("/") == 1]
+    found = {f"{folder}/{name}": name for name in _below(folder) if "/" in name}
     if not found:
       raise UserError(f"source folders:{folder}: found no files below its folders, expected ZIP/CLASS/IMAGE in it")
     return found
   if not place(folder).exists():
     raise UserError(f"source folders:{folder}: found nothing there, expected a directory; check the path")
-  found = [path for path in globs.matches(f"{folder}/*/*") if globs.kind(path) == "file"]
+  above = str(place(f"{folder}/*")).count("/")
+  below = {path: "/".join(path.split("/")[above:]) for path in globs.matches(f"{glob.escape(folder)}/*/**")}
+  found = {path: name for path, name in below.items() if "/" in name and globs.kind(path) == "file"}
   if not found:
     raise UserError(f"source folders:{folder}: found no files below its folders, expected FOLDER/CLASS/IMAGE")
   return found

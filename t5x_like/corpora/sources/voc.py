@@ -8,6 +8,7 @@ their detection.
 """
 
 import functools
+import glob
 import hashlib
 import os
 import xml.etree.ElementTree as ElementTree
@@ -67,7 +68,7 @@ def _inside(folder: str, name: str) -> str:
   """Return the path of an entry of a folder, in the letter case that it has there."""
   if place(f"{folder}/{name}").exists():
     return f"{folder}/{name}"
-  alike = [path for path in globs.matches(f"{folder}/*") if os.path.basename(path).lower() == name.lower()]
+  alike = [path for path in globs.matches(f"{glob.escape(folder)}/*") if os.path.basename(path).lower() == name.lower()]
   return alike[0] if alike else f"{folder}/{name}"
 
 
@@ -83,13 +84,13 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
   else:
     folder = part.rstrip("/")
     annotations = _inside(folder, "Annotations")
-    found = sorted(map(os.path.basename, globs.matches(f"{annotations}/*.[xX][mM][lL]")))
+    found = sorted(map(os.path.basename, globs.matches(f"{glob.escape(annotations)}/*.[xX][mM][lL]")))
     stems = [os.path.splitext(name)[0] for name in found]
   if odd := [stem for stem in stems if not file_names.is_name(stem)]:
     raise UserError(f"{part}: found {file_names.shown(odd[0])}, expected names of annotations, without their directory")
   if not stems:
     raise UserError(f"source voc:{part}: found no annotations, expected DIR/Annotations/*.xml or a list of their names")
-  pictures = globs.matches(f"{_inside(folder, 'JPEGImages')}/*")
+  pictures = globs.matches(f"{glob.escape(_inside(folder, 'JPEGImages'))}/*")
   images = {os.path.basename(path).rpartition(".")[0]: path for path in pictures}
   pairs = [(_inside(annotations, f"{stem}.xml"), images.get(stem)) for stem in stems]
   if missing := next((path for path, _ in pairs if not place(path).exists()), None):

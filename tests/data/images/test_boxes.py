@@ -203,12 +203,12 @@ def test_places_take_memory_only_in_batches(tmp_path):
 
 
 def test_splits_of_voc(tmp_path):
-  images = {name: (picture(), xml(GOOD)) for name in "abc"}
-  source = voc(tmp_path / "voc", images, {"train": ["a", "c"], "val": ["b"], "dot_train": ["a"]})
+  images = {name: (picture(), xml(GOOD)) for name in "abc"}  # brackets are a pattern elsewhere
+  source = voc(tmp_path / "[1]" / "voc", images, {"train": ["a", "c"], "val": ["b"], "dot_train": ["a"]})
   opened = open_source(source)
   assert opened.splits == ("train", "validation") and opened.name == "voc"
   assert [where[-5] for where, _ in opened.records("train")] == ["a", "c"]
-  lists = f"voc:train={tmp_path}/voc/ImageSets/Main/val.txt,test={tmp_path}/voc"
+  lists = f"voc:train={tmp_path}/[1]/voc/ImageSets/Main/val.txt,test={tmp_path}/[1]/voc"
   assert [len(list(open_source(lists).records(split))) for split in ("train", "test")] == [1, 3]
 
 

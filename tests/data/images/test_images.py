@@ -83,6 +83,30 @@ def test_a_zip_archive_of_folders_is_its_folders(top, tmp_path):
     open_source(f"folders:{tmp_path}/bad.zip")
 
 
+@pytest.mark.parametrize("zipped", [False, True])
+def test_folders_in_the_folder_of_a_class_belong_to_the_class(zipped, tmp_path):
+  names = ("bird/1.png", "cat/2.png", "cat/tabby/old/3.png", "dog/images/4.png")
+  images = {name: encoded(NOISE) for name in (*names, "cat/.cache/2.png")}
+  folders(tmp_path / "pets [new]", images)
+  with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:
+    for name, data in images.items():
+      archive.writestr(name, data)
+  opened = open_source(f"folders:{tmp_path}/{'pets.zip' if zipped else 'pets [new]'}")
+  found = [(where.rpartition("/")[2], one["label"]) for where, one in opened.records("train")]
+  assert found == [("1.png", "bird"), ("2.png", "cat"), ("3.png", "cat"), ("4.png", "dog")]
+  assert opened.classes("label") == ("bird", "cat", "dog")
+
+
+def test_folders_of_splits_beside_others_are_not_taken_for_classes(tmp_path):
+  names = ("train/cat/1.png", "Val/cat/2.png", "devkit/about/readme.txt")
+  source = folders(tmp_path / "pets", {name: encoded(NOISE) for name in names})
+  with pytest.raises(
+    UserError, match="found Val, train beside other folders; .*folders:validation=.*/Val,train=.*/train"
+  ):
+    open_source(source)
+  assert open_source(source.replace(":", ":train=")).classes("label") == ("Val", "devkit", "train")
+
+
 def test_the_first_images_of_a_split_are_a_split(tmp_path):
   whole, first = (store.open_store("digits", split, cache=str(tmp_path)) for split in ("train", "train[:30]"))
   assert first.num_images == 30 and first.classes == whole.classes
