@@ -71,11 +71,8 @@ def _splits_inside(folder: str) -> dict[str, list[str]]:
     inside = {name.split("/")[0]: f"{folder}/{name.split('/')[0]}" for name in below}
     deeper = all(name.count("/") >= 2 for name in below)
     return _by_split(inside) if deeper and {name.lower() for name in inside} <= _SPLIT_WORDS.keys() else {}
-  inside = {
-    os.path.basename(path): path
-    for path in globs.matches(f"{glob.escape(folder)}/*")
-    if globs.kind(path) == "directory"
-  }
+  found = globs.matches(f"{glob.escape(folder)}/*")
+  inside = {os.path.basename(path): path for path in found if globs.kind(path) == "directory"}
   if not inside or not {name.lower() for name in inside} <= _SPLIT_WORDS.keys():
     return {}
   if not any(globs.kind(path) == "directory" for path in globs.matches(f"{glob.escape(folder)}/*/*")):
