@@ -13,6 +13,7 @@ from typing import Any
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import _files, _name, _patterns
+from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
 from t5x_like.files.checked_json import kind_of
@@ -74,7 +75,7 @@ class Source(Base):
         continue
       try:
         with place(file).open("rb") as opened:
-          yield where, {"image": opened.read(), "objects": objects}
+          yield where, {"image": opened.read(), "objects": objects, ANNOTATED: (round(height), round(width))}
       except OSError as error:
         raise UserError(f"{file}: cannot be read ({one_line(error)})") from error
 

@@ -16,7 +16,7 @@ import numpy as np
 from t5x_like.corpora.sources import Record, Skip, open_source, value
 from t5x_like.corpora.sources._derived import Derived
 from t5x_like.data.images import boxes
-from t5x_like.data.images.pictures import Unusable, plain, readable
+from t5x_like.data.images.pictures import ANNOTATED, Unusable, plain, readable, upright
 from t5x_like.errors import UserError
 
 _AROUND, _QUALITY = 1.5, 95
@@ -53,7 +53,7 @@ class Source(Derived):
     """Return the objects of an image, or why it cannot be used."""
     data, objects = (value(record, field, where) for field in _FIELDS)
     try:
-      image = readable(data, plain)
+      image = readable(data, lambda image: plain(upright(image, record.get(ANNOTATED))))
     except Unusable as error:
       return Skip(str(error))
     size_4 = np.tile([image.height, image.width], 2)

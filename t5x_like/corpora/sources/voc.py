@@ -18,6 +18,7 @@ from typing import Any
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import _name, _patterns, decode
+from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names, globs
 from t5x_like.files.places import place
@@ -134,4 +135,4 @@ def _parsed(path: str, changed: int | None) -> Record:
     raise UserError(
       f"{path}: cannot be read ({one_line(error)}), expected VOC's XML: size, and objects with name and bndbox"
     ) from error
-  return {"objects": found} | ({"pixels": True} if not height or not width else {})
+  return {"objects": found} | ({ANNOTATED: (height, width)} if height and width else {"pixels": True})

@@ -12,6 +12,8 @@ MOST_PIXELS = 2**26  # 67 million; a larger image would hold up a batch and take
 CROP, MEAN, STD = 0.875, (0.5,), (0.5,)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Fit = Literal["cut", "padded", "squeezed"]  # see `fit` of `data/images/examples.py`
+ANNOTATED = "annotated_size"  # a source's key of the height and width of an image by its annotations
+_ORIENTATION = 0x112  # EXIF's tag; 1 is upright, 2 to 8 are turned or mirrored
 _GREY = ("1", "L", "LA", "La", "F")
 
 
@@ -36,6 +38,24 @@ def readable(data: bytes, use: Callable) -> Any:
   raise Unusable(f"more than {MOST_PIXELS:,} pixels")
 
 
+def upright(image, size_2: tuple[int, int] | None = None):
+  """Turn a Pillow image as its EXIF tag says, which cameras write instead of turning the pixels.
+
+  Args:
+    size_2: height and width that annotations name; an image that has them only as it is stored is returned as it is.
+  """
+  from PIL import ImageOps
+
+  if "exif" not in image.info:
+    return image
+  try:
+    turned = ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION) in range(2, 9) else image
+  except Exception:  # a damaged tag, or pixels that cannot be decoded, which is told when they are read
+    return image
+  stored_2, turned_2 = (image.height, image.width), (turned.height, turned.width)
+  return image if stored_2 == size_2 != turned_2 else turned
+
+
 def plain(image):
   """Convert a Pillow image to 8-bit grey or RGB."""
   from PIL import Image
@@ -46,10 +66,10 @@ def plain(image):
 
 
 def pixels(data: bytes, channels: int) -> np.ndarray:
-  """Return a file's pixels, float32 [Y, X, C] in 0 to 255, converted between grey and RGB; `Unusable` as `readable`."""
+  """Return a file's pixels, upright, float32 [Y, X, C] in 0 to 255, grey or RGB; raise `Unusable` as `readable`."""
 
   def array(image) -> np.ndarray:
-    return np.asarray(plain(image).convert("L" if channels == 1 else "RGB"), np.float32)
+    return np.asarray(plain(upright(image)).convert("L" if channels == 1 else "RGB"), np.float32)
 
   found = readable(data, array)
   return found.reshape(*found.shape[:2], channels)

@@ -26,6 +26,7 @@ from t5x_like.corpora.sources import Record, Skip, Source, value
 from t5x_like.corpora.sources._files import FileSource
 from t5x_like.data import prepared
 from t5x_like.data.images.checking import checked
+from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json, file_names
@@ -176,9 +177,9 @@ class Images(prepared.Records):
     items, reasons, changed = [], [], []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
       images = [_bytes(record, image_field, where, self.arguments["folder"]) for where, record in batch.items]
-      usable = threads.map(lambda data: data if isinstance(data, Skip) else checked(data), images)
+      usable = threads.map(_usable, images, (record for _, record in batch.items))
       for (where, record), kept in zip(batch.items, usable):
-        note = kept if isinstance(kept, Skip) else self.notes.of(record, where)
+        note = kept if isinstance(kept, Skip) else self.notes.of(record | {image_field: kept[0]}, where)
         reasons.append(note.reason if isinstance(note, Skip) else None)
         if isinstance(note, Skip):
           changed.append(None)
@@ -188,13 +189,17 @@ class Images(prepared.Records):
           label = number_of(str(value(record, label_field, where)), numbers, label_field, where)
           item[_LABEL] = np.array([label], np.int32)
         items.append(item | note)
-        changed.append(Counter({"converted to PNG": 1}) if kept[1] else None)
+        changed.append(Counter({kept[1]: 1}) if kept[1] else None)
     arrays, kept_D = {}, np.array([reason is None for reason in reasons])
     for name in items[0] if items else ():
       lengths_D = np.zeros(kept_D.size, np.int64)
       lengths_D[kept_D] = [len(item[name]) for item in items]
       arrays[name] = np.concatenate([item[name] for item in items]), lengths_D
     return Made(arrays, reasons, changed)
+
+
+def _usable(data: bytes | Skip, record: Record | Skip) -> tuple[bytes, str] | Skip:
+  return data if isinstance(data, Skip) else checked(data, record.get(ANNOTATED))
 
 
 def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes | Skip:

@@ -233,6 +233,25 @@ def tabled(root, rows: list[str], header="filename,width,height,class,xmin,ymin,
   return f"boxes:{root}/{name}@{root}/pictures"
 
 
+def test_boxes_on_turned_photographs_stay_on_their_pixels(tmp_path):
+  file, tag = io.BytesIO(), Image.Exif()
+  tag[0x112] = 6  # to be turned right
+  Image.open(io.BytesIO(picture())).transpose(Image.Transpose.ROTATE_90).save(file, "PNG", exif=tag)
+  stored = [(name, (X - x1, y0, X - x0, y1)) for name, (y0, x0, y1, x1) in GOOD]
+  texts = {
+    "seen": xml(GOOD),
+    "stored": xml(stored, X, Y),
+    "without": xml(GOOD).replace("<width>60", "<width>0").replace("<height>40", "<height>0"),
+  }
+  made = built(voc(tmp_path / "voc", {name: (file.getvalue(), text) for name, text in texts.items()}), tmp_path)
+  assert made.boxes.pixels.tolist() == [[Y, X], [X, Y], [Y, X]]
+  whole = next(loader.eval_batches(made, batch_size=3))
+  for n in range(3):
+    for label, (y0, x0, y1, x1) in enumerate(whole["boxes"][n, :2] * np.tile(whole["image_size"][n], 2)):
+      inside = whole["image"][n, round(y0) : round(y1), round(x0) : round(x1), label]
+      assert inside.mean() > 0.95 and abs(inside.sum() - whole["image"][n, ..., label].sum()) < 40
+
+
 def test_boxes_from_a_table_are_those_of_voc(tmp_path):
   theirs = built(voc(tmp_path / "voc", {"a": (picture(), xml(GOOD))}), tmp_path).boxes
   rows = [f"a.png,{X},{Y},{name},{x0},{y0},{x1},{y1}" for name, (y0, x0, y1, x1) in GOOD]

@@ -50,6 +50,25 @@ def test_what_is_no_image_is_counted_and_others_are_8_bit_grey_or_rgb(tmp_path, 
     assert np.abs(found["image"]).max() <= 1
 
 
+def test_photographs_are_turned_as_their_cameras_say(tmp_path, capsys):
+  upright = Image.fromarray(np.tile(NOISE[:4, :3], (2, 4, 1))).resize((96, 64), Image.Resampling.BICUBIC)
+  stored, tag = upright.transpose(Image.Transpose.ROTATE_90), Image.Exif()
+  tag[0x112] = 6
+  files = {
+    "a/turned.jpg": encoded(stored, "JPEG", quality=95, exif=tag),
+    "a/turned.png": encoded(stored, exif=tag),
+    "a/upright.jpg": encoded(upright, "JPEG", quality=95),
+    "a/wrong.jpg": encoded(upright, "JPEG", quality=95, exif=b"Exif\0\0MM no tags"),
+  }
+  made = store.open_store(folders(tmp_path / "photos", files), "train", cache=str(tmp_path / "cache"))
+  assert "1 converted to PNG, 1 turned upright" in capsys.readouterr().out
+  for data, file in zip(made.read(np.arange(4)), files.values(), strict=True):
+    pixels = np.asarray(Image.open(io.BytesIO(data)), np.float32)  # without regard to a tag, as batches decode it
+    assert pixels.shape == (64, 96, 3) and np.abs(pixels - np.asarray(upright)).mean() < 8
+    np.testing.assert_allclose(pictures.pixels(file, 3), pixels, atol=40)  # as predictions see it
+    assert Image.open(io.BytesIO(data)).format == Image.open(io.BytesIO(file)).format
+
+
 def test_folders_of_splits_inside_a_folder_are_its_splits(tmp_path):
   images = {f"{split}/{name}/x.png": encoded(NOISE) for split in ("train", "Val") for name in ("cat", "dog")}
   source = folders(tmp_path / "pets", images | {"test/cat/y.png": encoded(NOISE)})
@@ -126,11 +145,11 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
   whole = store.open_store(source, "train", cache=str(tmp_path / "one"))
   seen = []
 
-  def counted(data):
+  def counted(data, *size):
     seen.append(data)
     if len(seen) == 7:
       raise KeyboardInterrupt
-    return checking.checked(data)
+    return checking.checked(data, *size)
 
   monkeypatch.setattr(store, "checked", counted)
   with pytest.raises(KeyboardInterrupt):

@@ -83,11 +83,11 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(pairs, monkeypatch):
   other = pairs / "other.jsonl"
   other.write_bytes((pairs / "train.jsonl").read_bytes())
 
-  def counted(data):
+  def counted(data, *size):
     seen.append(data)
     if len(seen) == 4:
       raise KeyboardInterrupt
-    return checking.checked(data)
+    return checking.checked(data, *size)
 
   monkeypatch.setattr(store, "_CHARACTERS", job.BATCH_CHARACTERS // 2)
   monkeypatch.setattr(store.Images, "shard_values", 1)
