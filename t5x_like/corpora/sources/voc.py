@@ -124,10 +124,12 @@ def _parsed(path: str, changed: int | None) -> Record:
   try:
     root = ElementTree.fromstring(_read(path), ElementTree.XMLParser(target=_Builder()))
     height, width = (int(root.findtext(f"size/{side}") or 0) for side in ("height", "width"))
+    known = height and width
+    y, x = (height, width) if known else (1, 1)
     found = {"bbox": [], "label": [], "area": [], "is_crowd": []}
     for thing in root.iter("object"):
       y0, x0, y1, x1 = (float(thing.findtext(f"bndbox/{side}")) for side in ("ymin", "xmin", "ymax", "xmax"))
-      found["bbox"].append([y0 / (height or 1), x0 / (width or 1), y1 / (height or 1), x1 / (width or 1)])
+      found["bbox"].append([y0 / y, x0 / x, y1 / y, x1 / x])
       found["label"].append(thing.findtext("name").strip())
       found["area"].append(max(y1 - y0, 0.0) * max(x1 - x0, 0.0))
       found["is_crowd"].append((thing.findtext("difficult") or "0").strip() == "1")
@@ -135,4 +137,4 @@ def _parsed(path: str, changed: int | None) -> Record:
     raise UserError(
       f"{path}: cannot be read ({one_line(error)}), expected VOC's XML: size, and objects with name and bndbox"
     ) from error
-  return {"objects": found} | ({ANNOTATED: (height, width)} if height and width else {"pixels": True})
+  return {"objects": found} | ({ANNOTATED: (height, width)} if known else {"pixels": True})
