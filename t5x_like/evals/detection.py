@@ -45,8 +45,7 @@ class Evaluator:
 
   def names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write."""
-    each = map(of_class, self._classes)
-    return (*METRICS, *recalls(self._at_most), *each, SWAPPED, *_best_boxes.METRICS, "images")
+    return (*METRICS, *recalls(self._at_most), *of_classes(self._classes), SWAPPED, *_best_boxes.METRICS, "images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return `AP`, its parts and the number of `images`; a part for which the images hold no object is left out.
@@ -133,7 +132,7 @@ def average_precision(
   chosen = {name: precision[iou, ..., area] for name, (iou, area) in zip(METRICS, places, strict=True)}
   places = [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (3, 2)]  # area, at most
   chosen |= {name: recall[..., area, most] for name, (area, most) in zip(recalls(at_most), places, strict=True)}
-  chosen |= {of_class(name): precision[:, :, number, 0] for number, name in enumerate(classes)}
+  chosen |= {name: precision[:, :, number, 0] for number, name in enumerate(of_classes(classes))}
   return {name: 100 * float(x[x > -1].mean()) for name, x in chosen.items() if (x > -1).any()}
 
 
@@ -142,9 +141,10 @@ def recalls(at_most: int) -> tuple[str, ...]:
   return ("AR_1", "AR_10", f"AR_{at_most}" if at_most not in (1, 10) else "AR", *(f"AR_{size}" for size in _SIZES))
 
 
-def of_class(name: str) -> str:
-  """Return the name of a class's average precision."""
-  return f"AP_of_{re.sub(r'[^A-Za-z0-9_-]+', '_', name)}"
+def of_classes(classes: Sequence[str]) -> tuple[str, ...]:
+  """Return the names of the classes' average precisions; the number of a class tells names apart that become one."""
+  words = [re.sub(r"[^\w-]+", "_", name) for name in classes]
+  return tuple(f"AP_of_{word}" + f"_{n}" * (words.count(word) > 1) for n, word in enumerate(words))
 
 
 def swapped(truth, detections: list[tuple]) -> list[tuple]:

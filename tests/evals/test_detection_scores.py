@@ -96,7 +96,9 @@ def test_a_class_by_itself_has_the_precision_of_its_own_objects_alone():
     of_class = [(n, boxes[c == number], c[c == number], s[c == number]) for n, boxes, c, s in found]
     each.append(detection.average_precision(alone, of_class, CLASSES)["AP"])
     assert ours[f"AP_of_{name}"] == pytest.approx(each[-1])
-  assert ours["AP"] == pytest.approx(np.mean(each)) and detection.of_class("sea lion/2") == "AP_of_sea_lion_2"
+  assert ours["AP"] == pytest.approx(np.mean(each))
+  names = detection.of_classes(("sea lion/2", "猫", "犬", "a b", "a_b"))
+  assert names == ("AP_of_sea_lion_2", "AP_of_猫", "AP_of_犬", "AP_of_a_b_3", "AP_of_a_b_4")
 
 
 def test_detections_of_another_image_tell_whether_boxes_depend_on_the_image():
