@@ -7,6 +7,7 @@ which open no data, take the default of the head.
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 import t5x_like.models
@@ -69,14 +70,25 @@ def of_run(config: ConfigDict, model: dict[str, Any]) -> ConfigDict:
 
 
 def check(config: ConfigDict, objective, outputs: dict[str, Any], task) -> None:
-  """Refuse a model of fewer classes than the data have, and tell of one of more; raise UserError.
+  """Refuse a model of fewer classes than the data have, and data of one; tell of classes that cannot be learned.
 
   Args:
     outputs: the model's, abstract.
+  Raises:
+    UserError: too few classes, of the model or of the data.
   """
   classes = getattr(task, "classes", ())
   if not classes or objective.targets not in _KEYS:
     return
+  if objective.targets == "label" and len(classes) < 2:
+    raise UserError(
+      f"config.task: found one class, {classes[0]!r}, in task {config.task.name}, from which nothing can be learned;"
+      " expected two or more, such as a folder for each"
+    )
+  of_N = getattr(task, "labels", None)
+  if of_N is not None and (absent := [classes[n] for n in np.setdiff1d(np.arange(len(classes)), of_N)]):
+    told = f"{len(absent)} of the {len(classes)} classes: {', '.join(absent[:8])}{', …' * (len(absent) > 8)}"
+    process.say(f"task {task.name}: no example for training has {told}")
   labels, key = outputs["logits"].shape[-1] - objective.spare_classes, _KEYS[objective.targets]
   if labels != len(classes):
     told = f"config.model.{key}: found {labels}, but task {config.task.name} has {len(classes)} classes"

@@ -1,5 +1,6 @@
 """Open a trained model with a recipe, or with changes to its config, for evaluation and prediction."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ def check(run: Trained, vocabulary: vocabularies.Vocabulary | None = None) -> No
   """Check that the config's model, and a vocabulary, are those of training; raise UserError with the changed keys."""
   now, then = {"model": run.config.model.to_dict()}, {"model": dict(run.identity["model"])}
   if vocabulary is not None:
+    _check_classes(run, vocabulary)
     now["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
     then["fingerprints"] = {"vocabulary": workdirs.vocabulary_print(run.identity)}
   if run.published is not None:  # it has no training's choices
@@ -70,6 +72,19 @@ def check(run: Trained, vocabulary: vocabularies.Vocabulary | None = None) -> No
   for tree in (now, then):  # dropout does not affect a trained model
     tree["model"].pop("dropout", None)
   workdirs.check(then, now, run.workdir)
+
+
+def _check_classes(run: Trained, vocabulary: vocabularies.Vocabulary) -> None:
+  """Tell how to use data of some of a run's classes; raise UserError."""
+  ours = getattr(vocabulary, "names", ())
+  if not ours or vocabulary.fingerprint == workdirs.vocabulary_print(run.identity):
+    return
+  theirs = getattr(vocabularies.load(vocabulary_at(run.workdir, run.identity)), "names", ())
+  if set(ours) < set(theirs):
+    raise UserError(
+      f"config.task: found data of {len(ours)} classes, {', '.join(ours[:8])}, but {run.workdir} learned {len(theirs)};"
+      f" name all of them, --config.task.classes='{json.dumps(theirs)}'"
+    )
 
 
 def vocabulary_of(run: Trained) -> vocabularies.Vocabulary:

@@ -1,12 +1,17 @@
 """The number of a model's classes follows from the data, where a recipe leaves it open."""
 
+from types import SimpleNamespace
+
+import jax
+import numpy as np
 import pytest
 
 from t5x_like import recipes
 from t5x_like.errors import UserError
-from t5x_like.training import classes
+from t5x_like.training import classes, opening
 from t5x_like.training.assembly import assemble
 from t5x_like.training.resolve import resolve
+from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 NAMES = ("cat", "dog", "owl")
 
@@ -45,3 +50,31 @@ def test_without_classes_auto_is_refused():
   assert classes.uncounted(config).model.head.get("labels") is None
   with pytest.raises(UserError, match="config.model.head.labels: found 'auto', but task image_classification has no"):
     classes.counted(config, 0)
+
+
+def test_one_class_is_refused_and_classes_without_examples_are_told(capsys):
+  objective, config = SimpleNamespace(targets="label", spare_classes=0), resolve(recipes.load("configs/vit/base.py"))
+
+  def checked(names, labels):
+    task = SimpleNamespace(name="pets", classes=names, labels=np.array(labels, np.int32))
+    classes.check(config, objective, {"logits": jax.ShapeDtypeStruct((2, len(names)), np.float32)}, task)
+    return capsys.readouterr().out
+
+  assert checked(NAMES, [0, 1, 2, 1]) == ""
+  assert "task pets: no example for training has 2 of the 3 classes: cat, owl" in checked(NAMES, [1, 1])
+  with pytest.raises(UserError, match="config.task: found one class, 'cat', in task image_classification, from which"):
+    checked(("cat",), [0])
+
+
+def test_data_of_some_of_a_runs_classes_are_told_how_to_be_used(tmp_path):
+  learned = LabelVocabulary(NAMES)
+  (tmp_path / "vocabulary").mkdir()
+  learned.save(tmp_path / "vocabulary")
+  saved = {"model": {}, "fingerprints": {"vocabulary": learned.fingerprint}}
+  config = SimpleNamespace(model=SimpleNamespace(to_dict=dict))
+  run = SimpleNamespace(workdir=str(tmp_path), identity=saved, config=config, published=None)
+  opening.check(run, LabelVocabulary(NAMES))
+  with pytest.raises(UserError, match="learned 3; name all of them, --config.task.classes=...cat., .dog., .owl...$"):
+    opening.check(run, LabelVocabulary(("cat", "owl")))
+  with pytest.raises(UserError, match="holds a run of another config"):
+    opening.check(run, LabelVocabulary(("cat", "yak")))

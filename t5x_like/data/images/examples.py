@@ -66,9 +66,12 @@ class Images(Seen):
 
   Attributes:
     label_field: the field of the label; None where images have none, for tasks that learn from images alone.
+    classes: the names of the classes, in the order of their numbers; by default the source's. For images of some of
+      the classes of a run.
   """
 
   label_field: str | None = "label"
+  classes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +146,8 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
   if not 0 < crop <= 1:
     raise UserError(f"config.task.crop: found {crop}, expected above 0 and at most 1")
   if store is None:
-    store = stores.open_store(**images.opening, image_field=images.image_field, label_field=images.label_field)
+    fields = dict(image_field=images.image_field, label_field=images.label_field, classes=images.classes)
+    store = stores.open_store(**images.opening, **fields)
   pixels = Pixels(store, channels, images.mean, images.std)
   given = dict(resolution=resolution, mean=pixels.mean, std=pixels.std)
   fitted = functools.partial(at_resolution, sides_2=sides(resolution), fit=images.fit, mean=pixels.mean)

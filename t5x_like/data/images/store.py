@@ -108,6 +108,7 @@ def open_store(
   *,
   image_field: str = "image",
   label_field: str | None = "label",
+  classes: tuple[str, ...] = (),
   folder: str = "",
   notes: Notes | None = None,
   cache: str,
@@ -120,6 +121,7 @@ def open_store(
     source, split, data_dir: see `corpora/sources/__init__.py`; the source knows the classes of its labels.
       `train[:1000]` is the first 1,000 records.
     image_field, label_field: the fields of encoded images, or of their paths, and of labels; None for no labels.
+    classes: the names of the classes, in the order of their numbers; if empty, the source's.
     folder: the directory of relative image paths.
     notes: further data to keep; None for none.
     cache: the local directory of all prepared data.
@@ -130,9 +132,9 @@ def open_store(
   """
   notes = notes or Notes((), {}, lambda record, where: {})
   opened = prepared.source(source, (image_field, *filter(None, [label_field]), *notes.fields), data_dir)
-  classes = _classes(opened, label_field, cache) if label_field else []
+  names = list(classes) or _classes(opened, label_field, cache) if label_field else []
   arguments = {"fields": [image_field, label_field], "folder": folder, "notes": notes.facts}
-  made = Images(opened, split, cache, {"classes": classes}, arguments, None, notes)
+  made = Images(opened, split, cache, {"classes": names}, arguments, None, notes)
   return ImageStore(prepared.opened(made, processes.Engine(1), verify))
 
 
@@ -173,7 +175,7 @@ class Images(prepared.Records):
   def make(self, batch: Batch) -> Made:
     """Check images in threads; items are made in the order of the records."""
     image_field, label_field = self.arguments["fields"]
-    numbers = numbered(self.store_facts["classes"], "label_field") if label_field else {}
+    numbers = numbered(self.store_facts["classes"], "classes") if label_field else {}
     items, reasons, changed = [], [], []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
       images = [_bytes(record, image_field, where, self.arguments["folder"]) for where, record in batch.items]

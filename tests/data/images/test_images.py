@@ -102,6 +102,15 @@ def test_a_zip_archive_of_folders_is_its_folders(top, tmp_path):
     open_source(f"folders:{tmp_path}/bad.zip")
 
 
+def test_some_of_the_classes_keep_their_numbers(tmp_path):
+  source = folders(tmp_path / "pets", {f"{name}/1.png": encoded(NOISE) for name in ("cat", "owl")})
+  made = built(source, tmp_path, classes=("cat", "dog", "owl"))
+  assert made.classes == ("cat", "dog", "owl") and made.labels.tolist() == [0, 2]
+  assert built(source, tmp_path).labels.tolist() == [0, 1]
+  with pytest.raises(UserError, match="found label 'owl' in field 'label', expected one of cat, dog"):
+    built(source, tmp_path, classes=("cat", "dog"))
+
+
 @pytest.mark.parametrize("zipped", [False, True])
 def test_folders_in_the_folder_of_a_class_belong_to_the_class(zipped, tmp_path):
   names = ("bird/1.png", "cat/2.png", "cat/tabby/old/3.png", "dog/images/4.png")
