@@ -77,16 +77,15 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
   """Return (annotation, image or None) pairs of a list or of a whole directory."""
   if not place(part).exists():
     raise UserError(f"source voc:{part}: found nothing there, expected a directory or a list of names")
-  if globs.kind(part) == "file":
-    folder = os.path.dirname(os.path.dirname(os.path.dirname(part)))
-    annotations = _inside(folder, "Annotations")
-    lines = filter(str.strip, decode(_read(part), part).splitlines())
-    stems = [file_names.check(part, line.split()[0], "list names without .xml") for line in lines]
-  else:
-    folder = part.rstrip("/")
-    annotations = _inside(folder, "Annotations")
-    found = sorted(map(os.path.basename, globs.matches(f"{glob.escape(annotations)}/*.[xX][mM][lL]")))
-    stems = [os.path.splitext(name)[0] for name in found]
+  listed = globs.kind(part) == "file"
+  folder = os.path.dirname(os.path.dirname(os.path.dirname(part))) if listed else part.rstrip("/")
+  annotations = _inside(folder, "Annotations")
+  found = sorted(map(os.path.basename, globs.matches(f"{glob.escape(annotations)}/*.[xX][mM][lL]")))
+  stems = [os.path.splitext(name)[0] for name in found]
+  if listed:  # names, which may have spaces; a list of one class has 1, 0 or -1 behind them
+    known, lines = {*stems}, filter(None, map(str.strip, decode(_read(part), part).splitlines()))
+    stems = [line if line in known else line.split()[0] for line in lines]
+    stems = [file_names.check(part, stem, "list names without .xml") for stem in stems]
   if odd := [stem for stem in stems if not file_names.is_name(stem)]:
     raise UserError(f"{part}: found {file_names.shown(odd[0])}, expected names of annotations, without their directory")
   if not stems:

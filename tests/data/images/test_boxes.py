@@ -203,8 +203,8 @@ def test_places_take_memory_only_in_batches(tmp_path):
 
 
 def test_splits_of_voc(tmp_path):
-  images = {name: (picture(), xml(GOOD)) for name in "abc"}  # brackets are a pattern elsewhere
-  source = voc(tmp_path / "[1]" / "voc", images, {"train": ["a", "c"], "val": ["b"], "dot_train": ["a"]})
+  images = {name: (picture(), xml(GOOD)) for name in ("a", "b", "my c")}  # brackets are a pattern elsewhere
+  source = voc(tmp_path / "[1]" / "voc", images, {"train": ["a 1", "my c"], "val": ["b"], "dot_train": ["a"]})
   opened = open_source(source)
   assert opened.splits == ("train", "validation") and opened.name == "voc"
   assert [where[-5] for where, _ in opened.records("train")] == ["a", "c"]
