@@ -49,6 +49,8 @@ def get_config(size: Literal["base", "small", "tiny16"] = "base", alone: bool = 
     "mixing": {"mixup": 0.8, "cutmix": 1.0},
     "repeats": 3,
   }
+  if alone:  # the pixels of the authors' code; with a teacher, those that it has seen
+    config.task.mean, config.task.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
   config.batch_size = 1024
   config.total_steps = 300 * _IMAGES // 1024
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.05, "undecayed": "tables"}
