@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_like.data.images import pictures
+from t5x_like.data.images import described, pictures
 from t5x_like.errors import UserError, one_line
 from t5x_like.evals.detection import SHOWN, corners, likeliest, listed
 from t5x_like.files import globs
@@ -126,10 +126,11 @@ class ImageClassification(_OfImages):
     self.names, self.top_k = _names(vocabulary, labels), min(self.top_k, labels)
 
   def read_options(self, variant, task: Mapping[str, Any], flags: dict[str, Any]) -> None:
+    task = described.arguments(task)
     self.top_k = _most(flags, "classifies images", "classes", 5)
     self._sides, self.channels = sides(variant.resolution), variant.channels
-    self._way = task.get("crop", pictures.CROP), task.get("fit", "cut"), task.get("mean", pictures.MEAN)
-    self._normalised = _normalisation(task, pictures.MEAN, pictures.STD)
+    self._way = task["crop"], task["fit"], task["mean"]
+    self._normalised = _normalisation(task)
 
   def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
     return {"image": self._normalised(pictures.at_resolution(image_YXC, self._sides, *self._way))}
@@ -158,8 +159,9 @@ class ObjectDetection(_OfImages):
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
     self._top_k = _most(flags, "finds objects in images", "objects", 0)
     self.channels = model.variant.channels
-    self._longest, self._shortest = task.get("resolution", 1333), task.get("shortest", 800)
-    self._normalised = _normalisation(task, pictures.IMAGENET_MEAN, pictures.IMAGENET_STD)
+    task = described.arguments(task)
+    self._longest, self._shortest = task["resolution"], task["shortest"]
+    self._normalised = _normalisation(task)
     self._names = _names(vocabulary, model.variant.labels)
 
   def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
@@ -196,6 +198,6 @@ def _names(vocabulary, labels: int) -> list[str]:
   return [names[n] if n < len(names) else f"class {n}" for n in range(labels)]
 
 
-def _normalisation(task: Mapping[str, Any], mean: tuple, std: tuple):
-  mean, std = (np.asarray(task.get(n, d), np.float32) for n, d in (("mean", mean), ("std", std)))
+def _normalisation(task: Mapping[str, Any]):
+  mean, std = (np.asarray(task[name], np.float32) for name in ("mean", "std"))
   return lambda image_YXC: (image_YXC / 255.0 - mean) / std

@@ -14,6 +14,7 @@ import pkgutil
 import re
 import shutil
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import checked_json
 from t5x_like.files.file_names import shown
 from t5x_like.files.mirror import fetched
-from t5x_like.interop import families
+from t5x_like.interop import families, published_images
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.files import INDEX, WEIGHTS, Files, read_text
 from t5x_like.interop.mapping import Mapping
@@ -142,13 +143,21 @@ def _sizes_of(where: str):
     ) from error
 
 
-def save(model: nnx.Module, path: str, *, dtype: str | None = None, labels: Sequence[str] = ()) -> None:
+def save(
+  model: nnx.Module,
+  path: str,
+  *,
+  dtype: str | None = None,
+  labels: Sequence[str] = (),
+  images: dict[str, Any] | None = None,
+) -> None:
   """Save a model as a directory that `transformers` loads, with the tokenizer files of its original directory.
 
   Args:
     path: a new or empty directory.
     dtype: the dtype of the tensors; None for the dtype of the files it was loaded from, or float32.
     labels: the names of the classes, for a config that has them.
+    images: for a model of images, the `config.task` that tells how they are prepared.
   Raises:
     UserError: the directory is not empty, the model has no Hugging Face form, or a file cannot be written.
   """
@@ -170,6 +179,12 @@ def save(model: nnx.Module, path: str, *, dtype: str | None = None, labels: Sequ
   if labels and len(labels) == len(config.get("id2label", ())):
     ids = {name: i for i, name in enumerate(labels)}
     config |= {"id2label": {str(i): name for name, i in ids.items()}, "label2id": ids}
+  beside = {}
+  if images and "pretrained_cfg" in config:  # timm's
+    config["pretrained_cfg"] = config["pretrained_cfg"] | published_images.pretrained(images)
+    config |= {"label_names": list(labels)} if len(labels) == config["num_classes"] else {}
+  elif images and (processor := published_images.processor(images)):
+    beside[published_images.FILE] = processor
   arrays = params.arrays(model)
   unread = _unread(mapping, pathlib.Path(origin.path), family) if same else {}
   named = getattr(family, "written", lambda model: str)(model)
@@ -196,6 +211,8 @@ def save(model: nnx.Module, path: str, *, dtype: str | None = None, labels: Sequ
     for name in FILES if origin else ():
       if (pathlib.Path(origin.path) / name).is_file():
         shutil.copyfile(pathlib.Path(origin.path) / name, directory / name)
+    for name, content in beside.items():
+      (directory / name).write_text(json.dumps(content, indent=2) + "\n")
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")  # last: without it nothing loads
   except OSError as error:
     raise UserError(f"{directory}: cannot be written: {error.strerror or one_line(error)}") from error

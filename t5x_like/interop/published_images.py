@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from t5x_like.data import features
@@ -13,6 +14,7 @@ from t5x_like.resolution import sides
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 FILE = "preprocessor_config.json"
+_BILINEAR, _BICUBIC = 2, 3  # Pillow's
 
 
 def classes(values: dict[str, Any], labels: int) -> LabelVocabulary:
@@ -59,6 +61,47 @@ def task_of(variant, values: dict[str, Any], directory: str, flag: str) -> dict[
   share = found.get("crop_pct") or (min(sides(side)) / edges["shortest_edge"] if "shortest_edge" in edges else 1.0)
   crop = float(share) if isinstance(share, int | float) and 0 < share <= 1 else 1.0
   return {"name": "image_classification", "resolution": side, "crop": crop} | pixels
+
+
+def processor(task: Mapping[str, Any]) -> dict[str, Any] | None:
+  """Return `preprocessor_config.json` for the images of a task's evaluations, the inverse of `task_of`.
+
+  Returns:
+    None where the library has no such preparation: bars around the image, or a middle that is not square.
+  """
+  task = described.arguments(task)
+  channels, resolution, mean, std = task["channels"], task["resolution"], list(task["mean"]), list(task["std"])
+  made = {
+    "do_normalize": True,
+    "image_mean": mean * (channels // len(mean)),
+    "image_std": std * (channels // len(std)),
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_resize": True,
+    "do_convert_rgb": channels == 3,
+  }
+  if "shortest" in task:
+    size = {"shortest_edge": task["shortest"], "longest_edge": resolution}
+    return made | {"image_processor_type": "DetrImageProcessor", "size": size, "resample": _BILINEAR, "do_pad": True}
+  (y, x), fit = sides(resolution), task["fit"]
+  made |= {"resample": _BICUBIC}
+  if fit == "squeezed":
+    return made | {"image_processor_type": "ViTImageProcessor", "size": {"height": y, "width": x}}
+  if fit != "cut" or y != x:
+    return None
+  cut = {"do_center_crop": True, "crop_size": {"height": y, "width": x}}
+  shortest = {"shortest_edge": round(y / task["crop"])}
+  return made | {"image_processor_type": "BitImageProcessor", "size": shortest} | cut
+
+
+def pretrained(task: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the like of `processor` for the `pretrained_cfg` of timm."""
+  if not (made := processor(task)):
+    return {}
+  task = described.arguments(task)
+  way = {"crop_pct": task["crop"], "crop_mode": "center"} if task["fit"] == "cut" else {"crop_mode": "squash"}
+  pixels = {"mean": made["image_mean"], "std": made["image_std"], "interpolation": "bicubic"}
+  return pixels | {"crop_pct": 1.0} | way
 
 
 def features_of(variant, task: dict[str, Any]) -> features.Features:

@@ -229,7 +229,9 @@ class Model:
     whole = trained.finished(params.with_arrays(self.model, self.run.arrays))
     with tempfile.TemporaryDirectory() as aside:
       made = pathlib.Path(aside if is_remote(directory) else directory)
-      hf.save(whole, str(made), dtype=dtype, labels=getattr(self.vocabulary, "names", ()))  # names: of images
+      prepared = self._source.config.task.to_dict() if "image" in self.features else None
+      names = getattr(self.vocabulary, "names", ())  # of images
+      hf.save(whole, str(made), dtype=dtype, labels=names, images=prepared)
       for name, data in self.vocabulary.exported().items():
         (made / name).write_bytes(data)
       for file in made.iterdir() if is_remote(directory) else ():

@@ -11,6 +11,9 @@ import transformers  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from t5x_like import predict, train  # noqa: E402
+from t5x_like.data.images import described, pictures  # noqa: E402
+from t5x_like.interop import published_images  # noqa: E402
+from t5x_like.resolution import sides  # noqa: E402
 from tools import convert_hf  # noqa: E402
 
 pytestmark = pytest.mark.parity
@@ -121,3 +124,17 @@ def test_a_detector_finds_in_an_image_what_the_library_finds_starts_a_run_and_go
   back = transformers.DetrForObjectDetection.from_pretrained(tmp_path / "back").eval()
   for one, other in zip(found_by(back, image), (p_QV, boxes_Q4), strict=True):
     np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  "changes", [{}, {"fit": "squeezed", "resolution": [24, 40]}, {"crop": 1.0, "mean": [0.2, 0.3, 0.4]}]
+)
+def test_the_library_prepares_images_as_evaluations_do(changes, tmp_path):
+  task = {"name": "image_classification", "resolution": 28} | changes
+  (tmp_path / published_images.FILE).write_text(json.dumps(published_images.processor(task)))
+  image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 8, 3)).astype(np.uint8)).resize((90, 70))
+  theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)(image, return_tensors="np")["pixel_values"][0]
+  asked = described.arguments(task)
+  ours = pictures.at_resolution(np.asarray(image, np.float32), sides(asked["resolution"]), asked["crop"], asked["fit"])
+  ours = (ours / 255 - np.array(asked["mean"])) / np.array(asked["std"])
+  np.testing.assert_allclose(theirs.transpose(1, 2, 0), ours, atol=0.02)  # theirs are rounded to 8 bits

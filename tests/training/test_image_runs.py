@@ -76,6 +76,8 @@ def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
   assert convert_hf.main([f"--input={whole}/whole", f"--output={there}"]) == 0
   config = json.loads((there / "config.json").read_text())
   assert config["model_type"] == "vit" and config["id2label"] == {str(n): str(n) for n in range(10)}
+  seen = json.loads((there / "preprocessor_config.json").read_text())
+  assert (seen["size"], seen["crop_size"]) == ({"shortest_edge": 18}, {"height": 16, "width": 16})
   cache = f"--config.task.cache={whole}/cache"
   assert convert_hf.main([f"--input={there}", f"--output={back}", f"--config={NANO}", cache]) == 0
   one, other = (load(str(path), batch_size=8).run.arrays for path in (whole / "whole", back))

@@ -1,5 +1,10 @@
-"""The features of labelled images, without TensorFlow."""
+"""The features of images and the arguments of tasks on them, without TensorFlow."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from t5x_like import slots
+from t5x_like.data import tasks
 from t5x_like.data.features import Feature, Features
 from t5x_like.resolution import Resolution, sides
 
@@ -13,3 +18,8 @@ def images(resolution: Resolution, channels: int, mixed: bool = False) -> Featur
   }
   both = {"other_label": Feature((), "int32"), "label_share": Feature((), "float32")}
   return described | (both if mixed else {})
+
+
+def arguments(task: Mapping[str, Any]) -> dict[str, Any]:
+  """Return a `config.task` with the defaults of the task in place of the arguments that it leaves out."""
+  return slots.defaults(slots.find("config.task.name", task["name"], tasks, "task")) | dict(task)
