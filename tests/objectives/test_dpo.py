@@ -46,15 +46,16 @@ def test_rows_of_both_answers_with_weights_on_these_alone(tmp_path):
     {"prompt": "Hi!", "chosen": "Hello.", "rejected": "No"},
     {"prompt": more, "chosen": "Good.", "rejected": "No"},
     {"prompt": None, "chosen": [*more, answer], "rejected": talk},
+    {"prompt": more, "chosen": [answer], "rejected": [answer | {"content": "No"}]},  # as TRL's data sets have it
   ]
   built = build(tmp_path, records, length=96)
   assert built.features == features.of({"name": "preferences", "length": 96})
-  batch = next(loader.eval_batches(built, batch_size=3))
+  batch = next(loader.eval_batches(built, batch_size=4))
   texts = [[BYTES.decode(ids) for ids in row] for row in batch["decoder_target_tokens"]]
   first, asked = "User: Hi!\n\nAssistant: Hello.", "User: Hi!\n\nAssistant: Hello.\n\nUser: So?\n\nAssistant:"
   assert texts[0] == [first, "User: Hi!\n\nAssistant: No"]
-  assert texts[1] == [asked + " Good.", asked + " No"] and texts[2] == [asked + " Good.", first]
-  for row, answers in enumerate([(" Hello.", " No"), (" Good.", " No"), (" Good.", " Hello.")]):
+  assert texts[1] == texts[3] == [asked + " Good.", asked + " No"] and texts[2] == [asked + " Good.", first]
+  for row, answers in enumerate([(" Hello.", " No"), (" Good.", " No"), (" Good.", " Hello."), (" Good.", " No")]):
     for side, text in enumerate(answers):
       learned = batch["decoder_loss_weights"][row, side] > 0
       found = batch["decoder_target_tokens"][row, side][learned]

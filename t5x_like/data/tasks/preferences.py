@@ -3,9 +3,9 @@
   config.task = {"name": "preferences", "source": "jsonl:train=pairs/train.jsonl,validation=pairs/dev.jsonl",
                  "vocabulary": "vocabulary", "template": "chatml", "length": 1024}
 
-A record has `chosen` and `rejected`: two texts, answers to the text or the conversation in `prompt`, or two whole
-conversations, which then need no prompt. A chat template writes them as tokens, see `data/supervised/chat.py`. Every
-feature is [2, length]: the row of the chosen answer, and the row of the rejected one. `decoder_loss_weights` is 1 on
+A record has `chosen` and `rejected`: two texts, answers to the text or the conversation in `prompt`, or two
+conversations. One that begins with the assistant follows the prompt; others are whole, and need none. A chat template
+writes them as tokens, see `data/supervised/chat.py`. Every feature is [2, length]: the row of the chosen answer, and the row of the rejected one. `decoder_loss_weights` is 1 on
 the last answer and its end; `decoder_segment_ids` is 0 on padding.
 """
 
@@ -70,14 +70,15 @@ def task(
 
   def conversation(record, field, where):
     answer = value(record, field, where)
-    if isinstance(answer, list):
-      return messages_of(record, field, where)
+    talk = messages_of(record, field, where) if isinstance(answer, list) else []
+    if talk and (prompt is None or talk[0].role != ASSISTANT):
+      return talk
     if prompt is None:
       raise UserError(f"{where}: found text in field {field!r}, expected a conversation; name the field of its prompt")
     asked = value(record, prompt, where)
     text = not isinstance(asked, list)
     before = [Message("user", as_text(asked, prompt, where))] if text else messages_of(record, prompt, where)
-    return [*before, Message(ASSISTANT, as_text(answer, field, where))]
+    return [*before, *(talk or [Message(ASSISTANT, as_text(answer, field, where))])]
 
   def unusable(messages, where):
     if messages[-1].role != ASSISTANT:
@@ -116,7 +117,7 @@ def task(
     return Rows(used.size, read)
 
   return labelled(
-    "preferences.v1",
+    "preferences.v2",
     source,
     vocabulary,
     fields=tuple(filter(None, (prompt, chosen, rejected))),
