@@ -110,7 +110,12 @@ class Chat:
     return self._pieces[self._template.ends]
 
   def check(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation is unusable, if it is: no answer, an empty answer, or a content that spells a piece.
+    """Return why a conversation is unusable to learn from: it has no answer, or is no `check_prompt`."""
+    skip = self.check_prompt(messages, where)
+    return skip or (None if any(message.role == ASSISTANT for message in messages) else Skip("no answer"))
+
+  def check_prompt(self, messages: Sequence[Message], where: str) -> Skip | None:
+    """Return why a conversation is unusable, if it is: an empty answer, or a content that spells a piece.
 
     Raises:
       UserError: a role that the template does not have.
@@ -125,7 +130,7 @@ class Chat:
         return Skip("empty answer")
       if self._vocabulary.specials_in_text and any(piece in message.content for piece in self._spelled):
         return Skip("special piece in a message")
-    return None if any(message.role == ASSISTANT for message in messages) else Skip("no answer")
+    return None
 
   def __call__(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
     """Return (ids int32 [n], int8 [n] with 1 at the assistant's words), up to the end of the last answer."""
@@ -190,6 +195,8 @@ def _message(found: Any, where: str) -> Message:
     if not isinstance(found.get(key), str):
       what = f"{kind_of(found[key])} in {key!r}" if key in found else f"no {key!r} among {', '.join(found) or 'none'}"
       raise UserError(f"{where}: found {one_line(what)}, expected text in 'role' and 'content'")
+  if call := next((key for key in ("tool_calls", "function_call") if found.get(key)), None):
+    raise UserError(f"{where}: found {call!r}, which no template here writes; write the call as text in 'content'")
   return Message(found["role"], found["content"])
 
 

@@ -18,7 +18,7 @@ from t5x_like import rewards, vocabularies
 from t5x_like.corpora.sources import Skip, value
 from t5x_like.data import features as declared
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.supervised.chat import Chat, Message, messages_of
+from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, messages_of
 from t5x_like.data.supervised.labelled import Records, Rows, labelled
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import fit
@@ -67,7 +67,8 @@ def task(
   Args:
     prompt: the template of a prompt over a record's fields, such as `{question}`; a user's message if there is a chat
       template.
-    messages: instead, the field of a conversation that the assistant is to continue.
+    messages: instead, the field of a conversation that the assistant is to answer; one that ends with its answer is
+      skipped.
     template: the chat template of a decoder, one of `chat.TEMPLATES`; None for prompts without one.
     fields: the fields of a record that the reward is computed from.
     fields_length: the most bytes of these as JSON.
@@ -98,14 +99,24 @@ def task(
   begin = np.array([vocabularies.start_id(vocabulary)] if decoder else vocabularies.opening(vocabulary), np.int32)
   used_fields = (*(text.fields if text else (messages,)), *fields)
 
-  def view(record, where, _=0):
+  def asked(record, where):
+    """Return the conversation of a record; without a chat template or with an empty prompt, its text or None."""
     found = messages_of(record, messages, where) if text is None else text(record, where)
-    if chat is None or found is None:
-      return {"inputs": found, "ids": found and [*map(int, vocabulary.encode(found))]}
-    talk = found if text is None else [Message("user", found)]
-    return {"inputs": talk[-1].content, "ids": chat.prompt(talk)}
+    return found if chat is None or text is None or found is None else [Message("user", found)]
+
+  def view(record, where, _=0):
+    found = asked(record, where)
+    if isinstance(found, list):
+      return {"inputs": found[-1].content, "ids": chat.prompt(found)}
+    return {"inputs": found, "ids": found and [*map(int, vocabulary.encode(found))]}
 
   def example(record, where):
+    talk = asked(record, where)
+    if isinstance(talk, list):
+      if talk[-1].role == ASSISTANT:
+        return Skip("an answer at the end of the prompt")
+      if skip := chat.check_prompt(talk, where):
+        return skip
     ids = view(record, where)["ids"]
     if not ids:
       return Skip("empty prompt")
@@ -148,7 +159,7 @@ def task(
   )
   described = features(vocabulary, **sizes)
   return labelled(
-    "prompts.v1",
+    "prompts.v2",
     source,
     vocabulary,
     fields=used_fields,

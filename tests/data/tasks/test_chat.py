@@ -132,6 +132,11 @@ def test_what_is_cut_and_what_is_left_out_is_counted(tmp_path, capsys):
     ({"messages": [{"content": "Hi"}]}, {}, "message 0 of 'messages': found no 'role' among content, expected text in"),
     ({"messages": [{"role": "user", "content": None}]}, {}, "found null in 'content', expected text in 'role'"),
     ({"messages": [{"role": "usr", "content": "Hi"}]}, {}, "found role 'usr' in message 0, .*did you mean 'user'"),
+    (
+      {"messages": [{"role": "assistant", "content": "Let me look.", "tool_calls": [{"id": "1"}]}]},
+      {},
+      "message 0 of 'messages': found 'tool_calls', which no template here writes",
+    ),
     ({"messages": []}, {}, "found an empty array in field 'messages', expected an array of messages"),
     ({"mesages": []}, {}, "found no field 'messages' among mesages, expected 'messages'"),
     (talks(1)[0], {"template": "chatlm"}, "config.task.template: found 'chatlm', .*did you mean 'chatml'"),
