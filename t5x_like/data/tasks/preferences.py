@@ -5,8 +5,9 @@
 
 A record has `chosen` and `rejected`: two texts, answers to the text or the conversation in `prompt`, or two
 conversations. One that begins with the assistant follows the prompt; others are whole, and need none. A chat template
-writes them as tokens, see `data/supervised/chat.py`. Every feature is [2, length]: the row of the chosen answer, and the row of the rejected one. `decoder_loss_weights` is 1 on
-the last answer and its end; `decoder_segment_ids` is 0 on padding.
+writes them as tokens, see `data/supervised/chat.py`. Every feature is [2, length]: the row of the chosen answer, and
+the row of the rejected one. `decoder_loss_weights` is 1 on the last answer and its end; `decoder_segment_ids` is 0 on
+padding.
 """
 
 from typing import Unpack
