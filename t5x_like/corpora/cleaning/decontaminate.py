@@ -2,7 +2,8 @@
 
 The method is that of Brown et al. 2020, appendix C, which removes 200 characters on each side instead of the page:
 words in lower case without punctuation, and the whole text where it has 8 to 12 words. Shorter texts are not looked
-for, as they occur by chance.
+for, as they occur by chance. Spellings that Unicode holds equal (NFKC, case folding) are one. In scripts without spaces
+between words, two letters count as a word.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import functools
 import hashlib
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +25,8 @@ from t5x_like.errors import UserError
 from t5x_like.files import globs
 
 WORDS, FEWEST = 13, 8
-_WORD = re.compile(r"\w+")
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"  # Thai to Han
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -41,6 +44,7 @@ class Step(Filter):
   """
 
   stage = 0.5  # after the other filters, before duplicates
+  edition = 1
   against: tuple[str, ...] = ()
   sha256: str = ""
 
@@ -75,8 +79,9 @@ def known(against: tuple[str, ...]) -> tuple[dict[int, tuple[np.ndarray, np.ndar
     for text in texts(path):
       checksum.update(text.encode("utf-8", "surrogatepass") + b"\0")
       hashes_n = _hashes(text)
-      if hashes_n.size >= FEWEST:
-        words = min(WORDS, hashes_n.size)
+      scale = 2 if re.search(f"[{_UNSPACED}]", text) else 1
+      if hashes_n.size >= scale * FEWEST:
+        words = min(scale * WORDS, hashes_n.size)
         for key in _rows(hashes_n, words).tolist():
           rows.setdefault(words, {}).setdefault(key, len(files) - 1)
   if not rows:
@@ -128,7 +133,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _hashes(text: str) -> np.ndarray:
   """Return a hash of each word, uint64 [n]."""
-  return np.fromiter(map(_hash, _WORD.findall(text.lower())), np.uint64)
+  return np.fromiter(map(_hash, _WORD.findall(unicodedata.normalize("NFKC", text).casefold())), np.uint64)
 
 
 _hash = functools.lru_cache(2**18)(hashed)
