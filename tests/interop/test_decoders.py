@@ -41,6 +41,14 @@ def test_published_configs_are_our_sizes(name):
   assert dataclasses.replace(theirs.design, **plain) == dataclasses.replace(ours.design, **plain)
 
 
+def abstract(family: str, variant):
+  """A model of a family with only its variant."""
+  model = object.__new__(importlib.import_module(f"t5x_like.models.{family}").Model)
+  vars(model).update(variant=variant, mtp_depth=0)
+  return model
+
+
+SPELLED = ("rope_theta", "rope_scaling", "rope_local_base_freq", "rotary_emb_base", "rotary_pct")
 LLAMA = PUBLISHED["llama:llama3.1-8b"]
 WITHOUT = {key: value for key, value in LLAMA.items() if not key.startswith("rope")}
 MISTRAL = PUBLISHED["llama:mistral-7b-v0.1"]
@@ -65,6 +73,25 @@ MISTRAL = PUBLISHED["llama:mistral-7b-v0.1"]
 )
 def test_old_and_new_spellings_are_the_same(old, new):
   assert built(old) == built(new)
+
+
+NAMED = "llama:llama3.1-8b mixtral:8x7b qwen:qwen3-8b qwen:qwen3-30b-a3b olmo:olmo3-7b gemma3:4b gpt_oss:20b"
+
+
+@pytest.mark.parametrize("name", [*NAMED.split(), "deepseek:v3", "neox:pythia-1b", "falcon:7b"])
+def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
+  family, size = name.split(":")
+  variant = importlib.import_module(f"t5x_like.models.{family}").VARIANTS[size]
+  if family in ("qwen", "deepseek"):  # as their cards say for long contexts
+    yarn = {"factor": 4.0, "original_length": 32768}
+    design = dataclasses.replace(variant.design, position={**variant.design.position, "yarn": yarn})
+    variant = dataclasses.replace(variant, design=design)
+  values = hf._config_of(abstract(family, variant), None)[1]
+  older = {key: value for key, value in values.items() if key != "rope_parameters"}
+  assert built(older) == built(values) == built({k: v for k, v in values.items() if k not in SPELLED})
+  if "yarn" in str(variant.design.position):  # the factor before version 5
+    scaling = older["rope_scaling"]
+    assert older["max_position_embeddings"] == scaling["factor"] * scaling["original_max_position_embeddings"]
 
 
 @pytest.mark.parametrize(

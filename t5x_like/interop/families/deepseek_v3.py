@@ -115,6 +115,7 @@ def config(model, model_type: str | None) -> dict:
   )
   position = causal.position_of(model, "rope", "theta", "interleaved", *causal.SCALINGS)
   sizes = {theirs: getattr(Latent(**design.latent), ours) for ours, theirs in LATENT.items()}
+  rope = causal.rope_config(position, **_mscale(design, dims.head_dim, position))
   return {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -126,7 +127,8 @@ def config(model, model_type: str | None) -> dict:
     "num_key_value_heads": dims.heads,
     "hidden_act": causal.name_of(causal.GATED, design.activation),
     "rms_norm_eps": 1e-6,
-    "rope_parameters": causal.rope_config(position, **_mscale(design, dims.head_dim, position)),
+    "rope_parameters": rope,
+    **causal.older(rope),
     "rope_interleave": bool(position.get("interleaved")),
     "attention_bias": bool(design.biases),
     "tie_word_embeddings": design.tied,

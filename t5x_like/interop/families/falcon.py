@@ -59,6 +59,7 @@ def config(model, model_type: str | None) -> dict:
   new = design.parallel == "two_norms" or dims.kv_heads not in (1, dims.heads)
   if new and design.parallel == "no":
     raise UserError(f"{dims.kv_heads} key/value heads for {dims.heads} heads need a design whose layers are parallel")
+  rope = causal.rope_config(position)
   return {
     "architectures": ["FalconForCausalLM"],
     "model_type": "falcon",
@@ -76,7 +77,8 @@ def config(model, model_type: str | None) -> dict:
     "layer_norm_epsilon": design.norm_epsilon,
     "alibi": False,
     "bias": bool(design.biases),
-    "rope_parameters": causal.rope_config(position),
+    "rope_parameters": rope,
+    **causal.older(rope),
     "tie_word_embeddings": design.tied,
     **causal.ids_config(variant.tokens),
   }

@@ -71,10 +71,12 @@ def config(model, model_type: str | None) -> dict:
     raise UserError(f"design.attention_scale is {scale!r}; this type supports only 1/sqrt(integer)")
   sizes = llama.sizes_config(model, causal.ropes_config(model) if third else None)
   activation = sizes.pop("hidden_act")
+  local = {"rope_local_base_freq": sizes["rope_parameters"].get(causal.KINDS[0], sizes)["rope_theta"]} if third else {}
   return {
     "architectures": ["Gemma3ForCausalLM" if third else "Gemma2ForCausalLM"],
     "model_type": "gemma3_text" if third else "gemma2",
     **sizes,
+    **local,
     "hidden_activation": activation,
     "attention_bias": "qkv" in design.biases,
     "query_pre_attn_scalar": scalar,

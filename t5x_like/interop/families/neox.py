@@ -48,6 +48,9 @@ def config(model, model_type: str | None) -> dict:
     activation=list(causal.PLAIN.values()),
   )
   position = causal.position_of(model, "rope", "theta", "fraction", *causal.SCALINGS)
+  fraction = position.get("fraction", 1.0)
+  rope = causal.rope_config(position, partial_rotary_factor=fraction)
+  older = causal.older(rope)
   return {
     "architectures": ["GPTNeoXForCausalLM"],
     "model_type": "gpt_neox",
@@ -60,7 +63,10 @@ def config(model, model_type: str | None) -> dict:
     "layer_norm_eps": design.norm_epsilon,
     "use_parallel_residual": design.parallel != "no",
     "attention_bias": "qkv" in design.biases,
-    "rope_parameters": causal.rope_config(position, partial_rotary_factor=position.get("fraction", 1.0)),
+    "rope_parameters": rope,
+    "rotary_emb_base": older.pop("rope_theta"),
+    "rotary_pct": fraction,
+    **older,
     "tie_word_embeddings": design.tied,
     **causal.ids_config(variant.tokens),
   }

@@ -102,6 +102,7 @@ def config(model, model_type: str | None) -> dict:
   return values | {
     "moe_intermediate_size": dims.mlp,
     "num_local_experts": experts.experts,
+    "num_experts": experts.experts,
     "num_experts_per_tok": experts.top_k,
     "norm_topk_prob": experts.normalise is not False,
     "router_aux_loss_coef": experts.balance_loss,
