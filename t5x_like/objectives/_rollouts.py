@@ -19,8 +19,8 @@ class Completions(NamedTuple):
   """K completions of B prompts, of at most N tokens; float32.
 
   Attributes:
-    own, old, base: log-probabilities [B, K, N] of the model, of the rollout and of the reference; without a reference,
-      `base` is `old`.
+    own, old, base: log-probabilities [B, K, N] of the model, of the rollout and of the reference, 0 behind the end;
+      without a reference, `base` is `old`.
     weights_BKN: 1 on tokens, 0 behind the end.
     reward_BK: the rewards.
     real_BK: 0 for the padding of a batch.
@@ -75,11 +75,12 @@ class FromRewards(DecoderTargets):
     rows = flat(batch)
     outputs, shape = model.outputs(rows), batch["decoder_log_probabilities"].shape
     weights_BKN = batch[self.weights][..., -shape[-1] :]
-    own_BKN, old_BKN = log_probabilities(outputs["logits"], rows, shape), batch["decoder_log_probabilities"]
+    own_BKN = log_probabilities(outputs["logits"], rows, shape) * weights_BKN
+    old_BKN = batch["decoder_log_probabilities"] * weights_BKN
     base_BKN = batch.get("reference_log_probabilities", old_BKN)
     if self.reference and "reference_log_probabilities" not in batch:
       reference = getattr(model, "reference", None) or without_adapters(model, merged=False)
-      base_BKN = jax.lax.stop_gradient(log_probabilities(reference.outputs(rows)["logits"], rows, shape))
+      base_BKN = jax.lax.stop_gradient(log_probabilities(reference.outputs(rows)["logits"], rows, shape) * weights_BKN)
     real_BK = jnp.any(weights_BKN > 0, axis=-1).astype(jnp.float32)
     return Completions(own_BKN, old_BKN, base_BKN, weights_BKN, batch["rewards"], real_BK, outputs)
 

@@ -75,7 +75,7 @@ class Objective(FromRewards):
     """
     found = self.completions(model, batch)
     A_BK1 = self.advantages(found.reward_BK)[..., None]
-    ratio_BKN = jnp.exp((found.own_BKN - found.old_BKN) * found.weights_BKN)
+    ratio_BKN = jnp.exp(found.own_BKN - found.old_BKN)
     free_BKN, bound_BKN = ratio_BKN * A_BK1, jnp.clip(ratio_BKN, 1 - self.clip, 1 + self.clip) * A_BK1
     loss_BKN = -jnp.minimum(free_BKN, bound_BKN)
     each = {"clip_fraction": mean_over_tokens(bound_BKN < free_BKN, found.weights_BKN)}

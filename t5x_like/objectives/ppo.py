@@ -99,7 +99,7 @@ class Objective(FromRewards):
     none_BK = jnp.zeros(w_BKN.shape[:2])
     A_BKN = jnp.moveaxis(jax.lax.scan(back, (none_BK, none_BK), by_token, reverse=True)[1], 0, -1)
     made = {"advantages": whitened(A_BKN, w_BKN), "returns": A_BKN + V_BKN, "values": V_BKN}
-    made |= {"reference_log_probabilities": found.base_BKN * w_BKN} if self.reference else {}
+    made |= {"reference_log_probabilities": found.base_BKN} if self.reference else {}
     return batch | jax.lax.stop_gradient(made)
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
@@ -117,7 +117,7 @@ class Objective(FromRewards):
     batch = batch if "advantages" in batch else self.judged(model, batch)
     found = self.completions(model, batch)
     A_BKN, R_BKN, old_BKN, w_BKN = batch["advantages"], batch["returns"], batch["values"], found.weights_BKN
-    ratio_BKN = jnp.exp((found.own_BKN - found.old_BKN) * w_BKN)
+    ratio_BKN = jnp.exp(found.own_BKN - found.old_BKN)
     free_BKN, bound_BKN = ratio_BKN * A_BKN, jnp.clip(ratio_BKN, 1 - self.clip, 1 + self.clip) * A_BKN
     V_BKN = values(model, found.outputs, w_BKN.shape)
     near_BKN = jnp.clip(V_BKN, old_BKN - self.value_clip, old_BKN + self.value_clip)

@@ -46,8 +46,8 @@ class Objective(FromRewards):
       completion's tokens.
     """
     found = self.completions(model, batch)
-    cost_BK = self.beta * jnp.sum((found.old_BKN - found.base_BKN) * found.weights_BKN, axis=-1)
+    cost_BK = self.beta * jnp.sum(found.old_BKN - found.base_BKN, axis=-1)
     A_BK = self.advantages(found.reward_BK - cost_BK)
-    loss_BK = -A_BK * jnp.sum(found.own_BKN * found.weights_BKN, axis=-1)
+    loss_BK = -A_BK * jnp.sum(found.own_BKN, axis=-1)
     kl = mean_over_tokens(k3(found.own_BKN, found.base_BKN), found.weights_BKN)
     return self.summed(found, loss_BK, **({"kl": kl} if self.reference else {}))

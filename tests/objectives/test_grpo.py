@@ -100,6 +100,21 @@ def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
     np.testing.assert_allclose(again[name], value, rtol=1e-5, err_msg=f"{name}: padding counts")
 
 
+@pytest.mark.parametrize("objective", [grpo.Objective("exact"), rloo.Objective("exact")])
+def test_what_lies_behind_the_end_of_a_completion_is_finite(objective, drawn):
+  """A reference may find the padding behind the end impossible, and the model not; their ratio is no number."""
+  own, base, batch = drawn
+  behind = batch["decoder_loss_weights"].reshape(B * K, -1) == 0
+  sure = np.where(np.eye(V)[batch["decoder_target_tokens"].reshape(B * K, -1)] > 0, 200.0, 0.0)
+  own, base = (np.where(behind[..., None], sign * sure, x) for sign, x in ((-1, own), (1, base)))
+
+  def loss(logits):
+    return objective(Table(logits, Table(jnp.asarray(base))), batch)
+
+  gradient, sums = jax.grad(loss, has_aux=True)(jnp.asarray(own))
+  assert np.isfinite(gradient).all() and not gradient[behind].any() and np.isfinite(list(sums.values())).all()
+
+
 @pytest.mark.parametrize(
   ("objective", "share"),
   [(rloo.Objective("exact", beta=0.0), 1.0), (grpo.Objective("exact", form="dr_grpo", beta=0.0), 1 / 2)],
