@@ -23,7 +23,7 @@ class Files:
 
   Args:
     directory: the directory.
-    renamed: maps a name in the files to the name that `read` takes.
+    renamed: maps a name in the files to the name that `read` takes, or to "" for a tensor that is left out.
 
   Attributes:
     where: the directory, for messages.
@@ -56,7 +56,7 @@ class Files:
       pickles = [p.name for p in directory.glob("*.bin")]
       more = f"; {pickles[0]} is a pickle, and pickles are not opened; save it again as safetensors" if pickles else ""
       raise UserError(f"{directory}: found neither {WEIGHTS} nor {INDEX}{more}")
-    self._at = {renamed(name): (file, name) for name, file in at.items()}
+    self._at = {ours: (file, name) for name, file in at.items() if (ours := renamed(name))}
     self.names = set(self._at)
     self.held = sum(math.prod(file.shapes[name]) for file, name in self._at.values())
     dtypes = (_DTYPES.get(file.dtypes[name]) for name, file in at.items())

@@ -18,7 +18,7 @@ from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
 from t5x_like.interop.fields import Fields
-from t5x_like.models import command_r, falcon, gpt, llama, mpt, neox, opt, palm, xglm
+from t5x_like.models import command_r, falcon, gemma3, gpt, llama, mpt, neox, opt, palm, xglm
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
@@ -199,6 +199,24 @@ def test_saved_files_are_for_those_whom_the_umask_lets_read(tmp_path):
 def test_a_family_without_a_type_is_refused(tmp_path):
   with pytest.raises(UserError, match="no Hugging Face form"):
     hf.save(small(palm, "tiny"), str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("form", ["language_model.model.", "model.language_model."])  # of the Hub, of transformers 5
+def test_the_text_model_is_taken_from_one_that_sees_images(form, tmp_path):
+  hf.save(small(gemma3, "tiny"), str(tmp_path / "text"))
+  values = json.loads((tmp_path / "text" / "config.json").read_text())
+  tensors = load_file(tmp_path / "text" / hf.WEIGHTS)
+  both = {name.replace("model.", form, 1): x for name, x in tensors.items()}
+  both |= {"vision_tower.vision_model.post_layernorm.bias": np.zeros(3, np.float32)}
+  (tmp_path / "both").mkdir()
+  save_file(both, tmp_path / "both" / hf.WEIGHTS)
+  text = {key: value for key, value in values.items() if key not in ("architectures", "model_type")}
+  around = {"model_type": "gemma3", "eos_token_id": [1, 106], "vision_config": {"hidden_size": 1152}}
+  (tmp_path / "both" / "config.json").write_text(json.dumps(around | {"text_config": text, "image_token_index": 9}))
+  found, expected = (hf.load(str(tmp_path / name)) for name in ("both", "text"))
+  assert found.variant == expected.variant
+  arrays = params.arrays(expected)
+  assert all(np.array_equal(x, arrays[name]) for name, x in params.arrays(found).items())
 
 
 def test_a_changed_design_is_another_config(tmp_path):

@@ -1,6 +1,7 @@
-"""Gemma 2, and the text model of Gemma 3."""
+"""Gemma 2, and the text model of Gemma 3, by itself or beside the parts that see images, which are left out."""
 
 import dataclasses
+import re
 
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
@@ -10,11 +11,20 @@ from t5x_like.interop.fields import Fields
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import gemma2, gemma3
 
-MODEL_TYPES = ("gemma2", "gemma3_text")
+MODEL_TYPES = ("gemma2", "gemma3_text", "gemma3")
 MODELS = (gemma2.Model, gemma3.Model)
+_TEXT = dict(model_type="gemma3_text", num_attention_heads=8, vocab_size=262_208)  # of gemma3, where it has none
+_SEEING = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 
 
 def build(fields: Fields, names: set[str]):
+  if fields.values["model_type"] == "gemma3":
+    fields.ignore("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
+    fields.ignore("pad_token_id", "eos_token_id", "tie_word_embeddings")
+    text = Fields(_TEXT | fields.take("text_config"), f"{fields.origin}, text_config")
+    made = build(text, names)
+    text.finish()
+    return made
   third = fields.values["model_type"] == "gemma3_text"
   if third:
     every = fields.take("sliding_window_pattern", gemma3.GLOBAL_EVERY)
@@ -85,6 +95,12 @@ def config(model, model_type: str | None) -> dict:
     "sliding_window": causal.width_of(design, 4096),
     "layer_types": causal.layer_types(design.windows, dims.layers),
   }
+
+
+def renamed(name: str) -> str:
+  """Return the name of a tensor in a model of text alone; "" for the parts that see images."""
+  text = re.sub(r"^(language_model\.model|model\.language_model)\.", "model.", name)
+  return "" if _SEEING.match(name) else text.removeprefix("language_model.")
 
 
 def tensors(m: Mapping) -> None:
