@@ -1,12 +1,13 @@
 """A reward model as a judge of answers; see `rewards/model.py`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message
+from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, messages_of
 from t5x_like.errors import UserError
 from t5x_like.library.model import load
 from t5x_like.rows import padded_length
@@ -33,13 +34,15 @@ class Judge:
     self._start = vocabularies.start_id(made.vocabulary)
     (self._longest,) = made.features["decoder_input_tokens"]
 
-  def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
+  def __call__(self, prompts: Sequence[Any], answers: Sequence[str]) -> list[float]:
     """Return the score of each answer, in the row that training would make of it.
 
+    Args:
+      prompts: a user's message, or a list of messages, before each answer.
     Raises:
-      UserError: a row is longer than the reward model reads.
+      UserError: a row is longer than the reward model reads, or a message is none of its template's.
     """
-    talks = [[Message("user", prompt), Message(ASSISTANT, answer)] for prompt, answer in zip(prompts, answers)]
+    talks = [[*self._asked(prompt), Message(ASSISTANT, answer)] for prompt, answer in zip(prompts, answers)]
     rows = [[self._start, *self._chat(talk)[0][:-1].tolist()] for talk in talks]
     if (most := max(map(len, rows))) > self._longest:
       raise UserError(
@@ -48,6 +51,13 @@ class Judge:
       )
     found = self._run(_scores, rows, {}, lambda length: padded_length(length, self._longest))
     return [float(score) for (score,) in found]
+
+  def _asked(self, prompt: Any) -> list[Message]:
+    if not isinstance(prompt, list):
+      return [Message("user", str(prompt))]
+    found = messages_of({"prompt": prompt}, "prompt", self._workdir)
+    self._chat.check_prompt(found, self._workdir)
+    return found
 
 
 def _scores(model, batch: dict[str, np.ndarray]) -> tuple[jax.Array]:

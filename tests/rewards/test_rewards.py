@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from t5x_like import rewards, trust, vocabularies
+from t5x_like.data.supervised.chat import Chat
 from t5x_like.errors import UserError
-from t5x_like.rewards import exact, number
+from t5x_like.library.judge import Judge
+from t5x_like.rewards import exact, model, number
 
 
 def test_built_in_rewards():
@@ -50,6 +52,19 @@ def test_arguments_of_a_reward_are_checked(value, words):
 def test_a_reward_model_needs_the_prompt():
   with pytest.raises(UserError, match="model failed: UserError: found no 'prompt' among sum; name the prompt's field"):
     rewards.of_texts({"name": "model", "workdir": "none"}, ["a"], [{"sum": "1"}])
+
+
+def test_a_reward_model_reads_a_prompt_that_is_a_conversation(monkeypatch):
+  judge, seen = object.__new__(Judge), []
+  vars(judge).update(_workdir="runs/reward", _chat=Chat("plain", vocabularies.load("bytes")), _start=0, _longest=99)
+  vars(judge).update(_run=lambda function, rows, *_: seen.extend(rows) or [(1.0,)] * len(rows))
+  monkeypatch.setattr(model, "_judge", lambda workdir, step: judge)
+  prompts = ["Hi!", [{"role": "user", "content": "Hi!"}], [{"role": "usr", "content": "Hi!"}]]
+  asked = {"name": "model", "workdir": "runs/reward"}
+  assert rewards.of_texts(asked, ["a"] * 2, [{"prompt": one} for one in prompts[:2]]).tolist() == [1.0, 1.0]
+  assert seen[0] == seen[1]
+  with pytest.raises(UserError, match="found role 'usr' in message 0"):
+    rewards.of_texts(asked, ["a"], [{"prompt": prompts[2]}])
 
 
 @pytest.mark.parametrize(("found", "words"), [([1.0], "found shape"), ([1.0, np.nan], "not finite"), (None, "failed")])
