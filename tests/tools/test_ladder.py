@@ -52,6 +52,18 @@ def test_a_size_keeps_proportions_and_refuses_part_of_a_head():
     sizes.listed("64,64", "--sizes", str, 3)
 
 
+def test_a_size_that_diverged_at_every_rate_is_left_out(monkeypatch, capsys):
+  monkeypatch.setattr(sizes, "parameters", lambda config: 1000)
+  monkeypatch.setattr("t5x_like.training.resolve.resolve", lambda config: config)
+  trials = [ladder.Trial(f"{n}", n, 10, 1.0, 0.1, 1.0 + 10 / n) for n in (10, 20, 40)]
+  trials.append(ladder.Trial("80", 80, 10, 1.0, 0.1, np.inf))
+  made = ladder.predicted(type("Ladder", (), {"sized": str}), "1000", 10, *ladder.fitted(trials), trials)
+  assert made.rate == 0.1 and made.loss == pytest.approx(1.01, rel=1e-2)
+  assert "size 80: diverged at every rate, and is left out" in capsys.readouterr().out
+  with pytest.raises(UserError, match="every size diverged"):
+    ladder.predicted(type("Ladder", (), {"sized": str}), "1000", 10, *ladder.fitted(trials), trials[3:])
+
+
 def test_the_page_says_how_far_off_the_prediction_was():
   law = fitting.Law(2.0, 60.0, 0.35)
   trials = [ladder.Trial(str(int(N)), int(N), 100, 1e5, rate, law(N, 1.0) + rate) for N in SIZES for rate in (0.1, 0.2)]

@@ -187,6 +187,9 @@ def predicted(ladder: Ladder, size: str, steps: int, law, points, trials: Sequen
   rates = {}
   for name in dict.fromkeys(one.size for one in own):
     tried = [one for one in own if one.size == name]
+    if not any(math.isfinite(one.loss) for one in tried):
+      print(f"size {name}: diverged at every rate, and is left out", flush=True)
+      continue
     rate, inside = fitting.best_rate([one.rate for one in tried], [one.loss for one in tried])
     if inside or len(tried) == 1:
       rates[next(one.N for one in tried)] = rate
@@ -195,7 +198,7 @@ def predicted(ladder: Ladder, size: str, steps: int, law, points, trials: Sequen
         f"size {name}: its best rate {rate:g} is at an end of --rates, and is left out of the rate's fit", flush=True
       )
   if not rates:
-    raise UserError("--rates: the best rate of every size is at an end; add lower or higher ones")
+    raise UserError("--rates: every size diverged, or its best rate is at an end; add lower or higher ones")
   factor, power = fitting.rate_law(list(rates), list(rates.values()))
   rate = float(f"{factor * N**power:.3g}")
   D = next(one.D for one in own)
