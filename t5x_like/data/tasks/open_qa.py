@@ -105,6 +105,9 @@ def task(
     lengths_N2 = np.stack([store.lengths[name] for name in names], axis=1)
     used, _ = fit(lengths_N2, limits, too_long, store.path, [f"{name}_length" for name in names])
     own_N = shelf.with_texts(np.asarray(store.arrays["own"])) if own else np.full(store.num_examples, -1)
+    if own:
+      found = f"{(own_N >= 0).sum():,} of {own_N.size:,} texts are from a passage"
+      print(f"data: {store.path}: {found}, which is not retrieved for them (config.task.own)", flush=True)
 
     def read(index_B):
       n = used[index_B]

@@ -17,12 +17,13 @@ def build(folder, **changes):
   return task.build("open_qa", "train", **arguments | changes)
 
 
-def test_rows_have_their_answer_and_the_number_of_their_own_passage(tmp_path):
+def test_rows_have_their_answer_and_the_number_of_their_own_passage(tmp_path, capsys):
   names = tmp_path / "names.jsonl"
   names.write_text("".join(json.dumps({"text": name, "spans": [[0, 3]]}) + "\n" for name in ("Ada", "Bob", "Eve")))
   source = f"salient:{names}@jsonl:{tmp_path}/texts.jsonl"
   made = build(tmp_path, source=source, own="{text}", retrieved=2, passage_length=12, targets_length=4)
   assert made.num_examples == 6 and made.passages.number == 3
+  assert "6 of 6 texts are from a passage" in capsys.readouterr().out
   batch = next(loader.eval_batches(made, batch_size=6))
   assert batch["own_passage"].tolist() == [0, 0, 1, 1, 2, 2]
   assert batch["passage_tokens"].shape == (6, 3, 12) and not batch["passage_tokens"].any()
