@@ -69,13 +69,13 @@ class Teacher:
     run = trained.open_saved(workdir)
     self.workdir, self.run, self.vocabulary = workdir, run, opening.vocabulary_of(run)
     self.step, self._arrays = run.restore(None)
-    if k > (size := run.model.variant.vocab_size):
+    if k > (size := min(run.model.variant.vocab_size, self.vocabulary.size)):
       raise UserError(f"--k={k}: expected at most {size}, the tokens of {workdir}")
 
     def likeliest(arrays, batch):
       with run.rules.activate():
         logits = params.with_arrays(run.model, arrays).outputs(batch)["logits"]
-        log_p, ids = by_tokens(lambda x: jax.lax.top_k(jax.nn.log_softmax(x), k), (logits,))
+        log_p, ids = by_tokens(lambda x: jax.lax.top_k(jax.nn.log_softmax(x[..., :size]), k), (logits,))
       return ids, log_p
 
     self._likeliest = jax.jit(likeliest)

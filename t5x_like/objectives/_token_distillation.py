@@ -84,8 +84,12 @@ def _dense(logits: jax.Array | VocabularyLogits, x: jax.Array) -> jax.Array:
 
 
 def whole(log_q_BtV: jax.Array, teacher_BtV: jax.Array) -> Figures:
-  """Return KL(teacher || student) of each token in nats, and whether both predict the same."""
-  log_p_BtV = jax.nn.log_softmax(teacher_BtV)
+  """Return KL(teacher || student) of each token in nats, and whether both predict the same.
+
+  Where one has more logits than the other, the last of its own are padding of the same vocabulary, and are left out.
+  """
+  V = min(log_q_BtV.shape[-1], teacher_BtV.shape[-1])
+  log_q_BtV, log_p_BtV = log_q_BtV[..., :V], jax.nn.log_softmax(teacher_BtV[..., :V])
   same_Bt = jnp.argmax(log_p_BtV, axis=-1) == jnp.argmax(log_q_BtV, axis=-1)
   return {"distillation_loss": jnp.sum(jnp.exp(log_p_BtV) * (log_p_BtV - log_q_BtV), axis=-1), "agreement": same_Bt}
 

@@ -14,7 +14,8 @@ class Objective(Distilled):
   """`(1 - share) * CE(student, target) + share * KL(teacher || student)`; the teacher runs in every step.
 
   The teacher, `model.reference`, sees the student's features without dropout. It may be of any family with the same
-  vocabulary. `cached_distillation` learns from its likeliest tokens, stored once.
+  vocabulary, whose table may be padded to another size. `cached_distillation` learns from its likeliest tokens, stored
+  once.
 
   Attributes:
     share: the teacher's share of the loss.
@@ -32,7 +33,7 @@ class Objective(Distilled):
         raise UserError(f"config.teacher: needs the feature {name!r}, which the task does not make; choose another")
     batch = {name: jax.ShapeDtypeStruct((1, *one.shape), one.dtype) for name, one in features.items()}
     ours, theirs = (jax.eval_shape(lambda m, b: m(b), one, batch).get("logits") for one in (model, model.reference))
-    if theirs is None or theirs.shape != ours.shape:
+    if theirs is None or theirs.shape[:-1] != ours.shape[:-1]:
       found = "none" if theirs is None else list(theirs.shape[1:])
       raise UserError(f"config.teacher: found logits {found}, expected {list(ours.shape[1:])}, the student's")
 

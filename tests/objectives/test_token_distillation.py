@@ -89,6 +89,21 @@ def test_all_tokens_stored_are_the_teacher_online_with_gradients(tokens, case, m
   assert all(not np.any(g) for g in to_teacher)
 
 
+@pytest.mark.parametrize("wider", ["teacher", "student"])
+def test_a_padded_vocabulary_is_the_same_vocabulary(wider, case):
+  """The published sizes of a family may share a tokenizer, and not the number of rows of their tables."""
+  student, teacher, batch = case
+  both = {"student": student, "teacher": teacher}
+  x, table = both[wider]
+  both[wider] = x, np.concatenate([table, table[:3] + 9])
+  log_q, log_p = (log_softmax(np.asarray(x @ table.T, np.float64), axis=-1) for x, table in both.values())
+  log_q, log_p = log_q[..., :V], log_p[..., :V] - np.log(np.exp(log_p[..., :V]).sum(-1, keepdims=True))
+  kl = (np.exp(log_p) * (log_p - log_q)).sum(-1)
+  sums = token_distillation.Objective()(Small(*both["student"], Small(*both["teacher"])), batch)[1]
+  expected = (kl * batch["decoder_loss_weights"]).sum()
+  assert sums["distillation_loss"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_bad_options_are_one_line(tmp_path):
   with pytest.raises(UserError, match="config.objective.share: found 1.5, expected a number from 0 to 1"):
     cached_distillation.Objective(share=1.5)
