@@ -2,17 +2,19 @@
 
 Passages and their embeddings, the index, lie on the devices, each of which holds and searches a part: 4 (L + P) bytes a
 passage of L tokens in P dimensions, divided by the number of devices. The nearest of each part are compared again, so
-the result is that of one device.
+the result is that of one device. `faiss_retrieval.py` searches in the host's memory instead.
 """
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from t5x_like import slots
 from t5x_like.nn import params
 from t5x_like.parallel.constrain import constrain
 from t5x_like.parallel.rules import Rules
@@ -69,6 +71,11 @@ class Shelf:
         return batch | {"passage_tokens": jnp.concatenate([null_B1L, passage_BkL], axis=1), "passages": number_Bk}
 
     self.filled = lambda arrays, index_NP, batch: filled(arrays, index_NP, self._tokens_NL, batch)
+
+
+def shelf(search: str, *arguments) -> Any:
+  """Return the shelf of a place to search in, `device` or `faiss`; `arguments` are those of `Shelf`."""
+  return Shelf(*arguments) if search == "device" else slots.module("faiss_retrieval", "t5x_like").Shelf(*arguments)
 
 
 def nearest(

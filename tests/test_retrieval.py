@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import operator
 import shutil
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +17,13 @@ from scipy.special import log_softmax, logsumexp
 
 import more
 import tests.recipes.nano_realm as nano
-from t5x_like import evaluate, predict, train
+from t5x_like import evaluate, predict, retrieval, train
+from t5x_like.errors import UserError
 from t5x_like.models import realm
 from t5x_like.nn import params
 from t5x_like.objectives import inverse_cloze, marginal_likelihood
 from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
 from t5x_like.retrieval import nearest
 from tests.runs import alone, assert_same_bits, restored
@@ -44,6 +49,45 @@ def test_the_nearest_are_those_of_numpy_on_any_mesh(shape):
     np.testing.assert_array_equal(number_Bk[b], order)
     np.testing.assert_array_equal(score_Bk[b], score_N[order])
     np.testing.assert_array_equal(found_BkL[b], tokens_NL[order])
+
+
+class Flat:
+  """The part of faiss that is used."""
+
+  def __init__(self, width):
+    self.rows = np.zeros((0, width), np.float32)
+
+  def add(self, x):
+    self.rows = np.concatenate([self.rows, x])
+
+  def search(self, query, k):
+    scores = query @ self.rows.T
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, order, axis=1), order
+
+
+def test_faiss_finds_the_passages_that_devices_find(model, monkeypatch):
+  monkeypatch.setitem(sys.modules, "faiss", types.SimpleNamespace(IndexFlatIP=Flat))
+  generator, rules = np.random.default_rng(5), Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
+  rows_NL = generator.integers(2, 64, (11, L)).astype(np.int32)
+  held = types.SimpleNamespace(number=11, length=L, rows=lambda n: rows_NL[n])
+  held.vocabulary = types.SimpleNamespace(pad_id=0)
+  own_B = np.array([-1, 0, 10], np.int32)
+  asked = jax.device_put(batch() | {"own_passage": own_B}, rules.batch())
+  arrays, found = params.arrays(model), {}
+  for search in ("device", "faiss"):
+    shelf = retrieval.shelf(search, model, rules, held, 4)
+    index = shelf.index(operator.attrgetter("retriever"), arrays)
+    found[search] = jax.device_get(shelf.filled(arrays, index, asked))
+    assert 0 not in found[search]["passages"][1] and 10 not in found[search]["passages"][2]
+  for name in ("passages", "passage_tokens"):
+    np.testing.assert_array_equal(found["device"][name], found["faiss"][name])
+
+
+def test_faiss_that_is_not_installed_is_one_line(monkeypatch):
+  monkeypatch.setitem(sys.modules, "faiss", None)
+  with pytest.raises(UserError, match="config.objective.search: faiss is not installed; pip install 't5x-like"):
+    retrieval.shelf("faiss", None, None, None, 4)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.answers import normalize_squad
 from t5x_like.metrics.texts import answers, texts_of
 from t5x_like.parallel.rules import fetch
-from t5x_like.retrieval import Shelf
+from t5x_like.retrieval import shelf
 from t5x_like.slots import Length, Positive
 
 _NOW = operator.attrgetter("retriever")
@@ -52,7 +52,8 @@ class Evaluator:
     self._gold = [self._right(example, references) for example in self._examples]
     self._k = task.features["passage_tokens"].shape[0] - 1
     if self._k:
-      self._shelf = Shelf(setting.model, setting.rules, task.passages, setting.batch_size * (1 + self._k))
+      search = getattr(setting.objective, "search", "device")
+      self._shelf = shelf(search, setting.model, setting.rules, task.passages, setting.batch_size * (1 + self._k))
     new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
 
     def answered(model, batch):

@@ -6,6 +6,7 @@ passages help the reader. The search alone uses an older index.
 """
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ class Objective(Base):
 
   Attributes:
     refresh_every: steps from one index to the next (Guu et al. 2020, section 3.3: about 500).
+    search: where passages are found: on the devices, or by faiss in the host's memory.
   """
 
   beside = ("passage_tokens",)
@@ -33,6 +35,7 @@ class Objective(Base):
   steps = "retrieval"
 
   refresh_every: Positive = 500
+  search: Literal["device", "faiss"] = "device"
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the retriever and the reader on a batch.

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from t5x_like.errors import UserError
 from t5x_like.parallel.rules import fetch
-from t5x_like.retrieval import Shelf
+from t5x_like.retrieval import shelf
 from t5x_like.runtime import process
 from t5x_like.training.build import REFERENCE, Parts, abstract_batch
 from t5x_like.training.compilation import Cost, compile_step
@@ -36,7 +36,7 @@ class Steps:
     passages, k = task.passages, batch["passage_tokens"].shape[1] - 1
     self._every, self._shelf = parts.objective.refresh_every, None
     if k:
-      self._shelf = Shelf(parts.model, parts.rules, passages, config.batch_size * (1 + k))
+      self._shelf = shelf(parts.objective.search, parts.model, parts.rules, passages, config.batch_size * (1 + k))
       process.say(
         f"retrieval: {k} of {passages.number:,} passages for each of {config.batch_size} rows, by an index made every"
         f" {self._every:,} steps"
