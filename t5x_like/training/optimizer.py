@@ -6,11 +6,9 @@ mix layers, so the optimizer is mapped over that axis, once for every depth of s
 Learning rates follow the step of the run, an argument of `update`; an optimizer counts only its own updates. So a
 schedule can be changed, an update skipped, or an optimizer started afresh, without a change of the rate at a step.
 
-The tensors of a state have names that do not depend on how the optimizer was put together (`to_named`):
-optax nests states as their transformations are nested, so that clipping or another wrapper would rename every tensor.
-Here a tensor is named by its content: the statistic's owner, the statistic, the parameter (`adam/mu/encoder/kernel`,
-`adafactor/v_row/…`, `sgd/trace/…`). Tuples, groups of layers and wrappers leave no trace. A count for all
-parameters together (`adam/count`) is one scalar, however many groups keep a copy.
+A tensor of a state is named by its content, the statistic's owner, the statistic and the parameter (`to_named`):
+`adam/mu/encoder/kernel`, `adafactor/v_row/…`, `sgd/trace/…`. Tuples, groups of layers and wrappers leave no trace. A
+count for all parameters together (`adam/count`) is one scalar, however many groups keep a copy.
 """
 
 import dataclasses
@@ -30,6 +28,7 @@ from t5x_like.training.adafactor import adafactor as streaming_adafactor
 from t5x_like.training.schedule import Schedule
 
 Named = dict[str, jax.Array]
+Moments = Literal["float32", "bfloat16"]  # of first moments; second ones, whose changes are smaller, stay float32
 _OWNERS = {"FactoredState": "adafactor", "TraceState": "sgd"}
 _TABLE, _BIAS = re.compile(r"(^|/)(position/|(table|tokens)$)"), re.compile("bias$")  # experts' biases are matrices
 _WRAPPED = ("inner_state", "inner_states", "inner_opt_state")
@@ -69,10 +68,16 @@ def adafactor(
 
 
 def adamw(
-  schedule: Schedule, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, **decay: Unpack[Decay]
+  schedule: Schedule,
+  *,
+  b1: float = 0.9,
+  b2: float = 0.999,
+  eps: float = 1e-8,
+  mu_dtype: Moments = "float32",
+  **decay: Unpack[Decay],
 ) -> optax.GradientTransformation:
   """AdamW (Loshchilov & Hutter 2019). Decays matrices only: not norm scales, biases or other vectors."""
-  return optax.chain(optax.scale_by_adam(b1, b2, eps), Decay(**decay).added(), at_rate(schedule))
+  return optax.chain(optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype), Decay(**decay).added(), at_rate(schedule))
 
 
 class _Optimizers(Mapping):
@@ -163,8 +168,7 @@ def state_axes(opt_state, params: dict) -> object:
 
   An array with the name and shape of a parameter is split like it, and so is a square one of a matrix's side (SOAP).
   Adafactor's factored statistics lack one axis: `v_row` the largest, `v_col` the second largest (the last of equals).
-  optax chooses them so; their other axes are split like the parameter's. Everything else (counts, placeholders of
-  length one) is replicated.
+  optax chooses them so; their other axes are split like the parameter's. Everything else is replicated.
 
   Args:
     opt_state: abstract or concrete state over `{name: array}`.
@@ -239,15 +243,12 @@ def _owner(state: str) -> str:
   return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", state.removeprefix("ScaleBy").removesuffix("State")).lower()
 
 
-def _scalar_sharding(sharding):
-  return NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
-
-
 def _first(copies):
   """Return the scalar that every entry of `copies` holds."""
   if not copies.ndim:
     return copies
-  sharding = _scalar_sharding(copies.sharding)
+  sharding = copies.sharding
+  sharding = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
   if isinstance(copies, jax.ShapeDtypeStruct):
     return jax.ShapeDtypeStruct((), copies.dtype, sharding=sharding)
   return jax.jit(lambda x: x.reshape(-1)[0], out_shardings=sharding)(copies)

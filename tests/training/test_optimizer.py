@@ -69,6 +69,10 @@ CASES = {  # ours, and optax's for one layer
     adamw(RATE, b1=0.8, b2=0.98, eps=1e-6, weight_decay=0.1),
     optax.adamw(RATE, 0.8, 0.98, 1e-6, weight_decay=0.1, mask=matrices),
   ),
+  "adamw_bfloat16": (
+    adamw(RATE, mu_dtype="bfloat16"),
+    optax.adamw(RATE, mu_dtype=jnp.bfloat16, weight_decay=0.01, mask=matrices),
+  ),
   "lamb": (OPTIMIZERS["lamb"](RATE, weight_decay=0.1), optax.lamb(RATE, weight_decay=0.1, mask=matrices)),
   "ademamix": (
     OPTIMIZERS["ademamix"](RATE, b3=0.99, alpha=4.0, weight_decay=0.1),

@@ -5,7 +5,7 @@ import math
 import optax
 
 from t5x_like.slots import Count
-from t5x_like.training.optimizer import Decay, at_rate
+from t5x_like.training.optimizer import Decay, Moments, at_rate
 from t5x_like.training.schedule import Schedule
 
 
@@ -18,6 +18,7 @@ def make(
   alpha: float = 5.0,
   warmup_steps: Count = 0,
   eps: float = 1e-8,
+  mu_dtype: Moments = "float32",
   weight_decay: float = 0.1,
 ) -> optax.GradientTransformation:
   """AdEMAMix (Pagliardini et al. 2024, arXiv:2409.03137, algorithm 1): the slow average, of decay `b3`, is added
@@ -30,7 +31,7 @@ def make(
     rising = optax.linear_schedule(0.0, alpha, warmup_steps)
     halves = optax.linear_schedule(_half_life(b1), _half_life(b3), warmup_steps)
     alpha, b3 = rising, lambda count: 0.5 ** (1.0 / (halves(count) + 1.0))
-  scaled = optax.contrib.scale_by_ademamix(b1, b2, b3, alpha, eps)
+  scaled = optax.contrib.scale_by_ademamix(b1, b2, b3, alpha, eps, mu_dtype=mu_dtype)
   return optax.chain(scaled, Decay(weight_decay).added(), at_rate(schedule))
 
 

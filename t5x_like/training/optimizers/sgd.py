@@ -2,9 +2,11 @@
 
 import optax
 
-from t5x_like.training.optimizer import at_rate
+from t5x_like.training.optimizer import Moments, at_rate
 from t5x_like.training.schedule import Schedule
 
 
-def make(schedule: Schedule, *, momentum: float = 0.0) -> optax.GradientTransformation:
-  return optax.chain(optax.trace(momentum) if momentum else optax.identity(), at_rate(schedule))
+def make(schedule: Schedule, *, momentum: float = 0.0, mu_dtype: Moments = "float32") -> optax.GradientTransformation:
+  return optax.chain(
+    optax.trace(momentum, accumulator_dtype=mu_dtype) if momentum else optax.identity(), at_rate(schedule)
+  )
