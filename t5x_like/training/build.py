@@ -107,7 +107,7 @@ def model_of(config: ConfigDict):
 
 def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
   """Return (the optimizer of the parameters that are trained, their names or None for all)."""
-  arguments = {k: v for k, v in config.optimizer.to_dict().items() if k not in ("offload", "ema", "use_ema")}
+  arguments = {k: v for k, v in config.optimizer.to_dict().items() if not hasattr(config_lib.OptimizerMemory, k)}
   inner = slots.make("config.optimizer", arguments, OPTIMIZERS, schedule=schedule)
   optimizer = layerwise(inner, {name: p.axes for name, p in named.items()})
   if config.clip_norm:
@@ -116,8 +116,7 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
   optimizer = bounded(tune.rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")})
   if steps := {name: p.step for name, p in named.items() if hasattr(p, "step")}:
     optimizer = slots.module("signed", training).moved(optimizer, steps)
-  if decay := config.optimizer.get("ema"):
-    optimizer = slots.module("ema", training).averaging(optimizer, decay)
+  optimizer = slots.module("ema", training).added(optimizer, schedule, config.optimizer)
   trained = [name for name in tune.trained(named) if not name.startswith(REFERENCE)]
   if len(trained) == len(named):
     return optimizer, None

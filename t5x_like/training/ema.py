@@ -1,13 +1,20 @@
-"""An exponential moving average of the weights, kept beside any optimizer: `config.optimizer.ema = 0.9999`."""
+"""Averages of the weights, beside any optimizer: `config.optimizer.ema = 0.9999`, or `schedule_free = 0.9`."""
 
+import re
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from optax.contrib import ScheduleFreeState
+
+from t5x_like.errors import UserError
+from t5x_like.training.schedule import Schedule
 
 Named = dict[str, jax.Array]
 COUNT, MEAN = "ema/count", "ema/mean/"  # names of its tensors in a checkpoint
+_SCALAR = "(ema|schedule_free)/[^/]+"
+NEXT, B1, Z = "schedule_free/step_count", "schedule_free/b1", "schedule_free/z/"
 
 
 class EmaState(NamedTuple):
@@ -20,6 +27,23 @@ class EmaState(NamedTuple):
   inner_state: Any
   count: jax.Array
   mean: Named
+
+
+def added(optimizer: optax.GradientTransformation, schedule: Schedule, values) -> optax.GradientTransformation:
+  """Return the optimizer with the average that `config.optimizer`, `values`, asks for, if any.
+
+  Raises:
+    UserError: it asks for two, or for `schedule_free` beside momentum.
+  """
+  if not (b1 := values.get("schedule_free")):
+    return averaging(optimizer, values.ema) if values.get("ema") else optimizer
+  for key in ("ema", "b1", "momentum"):
+    if values.get(key):
+      raise UserError(
+        f"config.optimizer.{key}: found {values[key]}, expected 0 with schedule_free, which takes its place; set"
+        f" --config.optimizer.{key}=0"
+      )
+  return schedule_free(optimizer, schedule, b1)
 
 
 def averaging(optimizer: optax.GradientTransformation, decay: float) -> optax.GradientTransformationExtraArgs:
@@ -38,40 +62,82 @@ def averaging(optimizer: optax.GradientTransformation, decay: float) -> optax.Gr
   return optax.GradientTransformationExtraArgs(init, update)
 
 
+def schedule_free(
+  optimizer: optax.GradientTransformation, schedule: Schedule, b1: float
+) -> optax.GradientTransformationExtraArgs:
+  """Return the optimizer made schedule-free by optax (Defazio et al. 2024, arXiv:2405.15682, equations 2 to 4).
+
+  It moves `z`, kept beside the weights y = (1 - b1) z + b1 x, at which gradients are taken. x is the mean of all z, by
+  the squares of the greatest rates so far, and is evaluated.
+  """
+
+  def at(rate) -> optax.GradientTransformationExtraArgs:
+    return optax.contrib.schedule_free(optimizer, rate, b1)
+
+  def update(grads: Named, state: ScheduleFreeState, params: Named, *, step, **extra):
+    z = jax.tree.map(lambda z, p: jnp.where(state.step_count == 1, p, z), state.z, params)  # weights may be loaded
+    return at(schedule(step)).update(grads, state._replace(z=z), params, step=step, **extra)
+
+  return optax.GradientTransformationExtraArgs(at(0.0).init, update)
+
+
 def evaluated(state, averaged: bool = True) -> Named:
   """Return the weights of a `TrainState` to evaluate: the mean of those that are trained, the others as they are.
 
   Args:
-    averaged: False returns the weights of the last step.
+    averaged: False returns the weights of the last step, as does a state without a mean.
   """
-  own = next(one for one in jax.tree.leaves(state.opt_state, is_leaf=_is_ema) if _is_ema(one))
-  if not averaged or int(own.count) == 0:
+  kept = [one for one in jax.tree.leaves(state.opt_state, is_leaf=_is_mean) if _is_mean(one)]
+  if not averaged or not kept:
     return state.params
-  return state.params | {name: jax.device_put(x, state.params[name].sharding) for name, x in own.mean.items()}
+  (own,) = kept
+  tensors = {f"params/{name}": x for name, x in state.params.items()}
+  if isinstance(own, EmaState):
+    tensors |= {COUNT: own.count} | {f"{MEAN}{name}": x for name, x in own.mean.items()}
+  else:
+    tensors |= {NEXT: own.step_count, B1: own.b1} | {f"{Z}{name}": x for name, x in own.z.items()}
+  place = {name: x.sharding for name, x in state.params.items()}  # the optimizer's may be in the hosts' memory
+  return state.params | {name: jax.device_put(x, place[name]) for name, x in (named(tensors) or {}).items()}
 
 
 def chosen(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
   """Return the tensors of a checkpoint that hold the averaged weights.
 
   Args:
-    saved: the tensors in the checkpoint by name.
+    saved: the manifest's entries of the tensors in the checkpoint, by name.
     wanted: abstract parameters by name.
   Returns:
-    Abstract tensors by name in the checkpoint: `ema/mean/…` where there is one, else `params/…`, and the count.
+    Abstract tensors by name in the checkpoint: `ema/mean/…` where there is one, else `params/…`, with their
+    `schedule_free/z/…` where there is one; and the scalars that belong to these.
   """
   names = {name: f"{MEAN}{name}" if f"{MEAN}{name}" in saved else f"params/{name}" for name in wanted}
   any_sharding = next(iter(wanted.values())).sharding
   scalar = jax.sharding.NamedSharding(any_sharding.mesh, jax.sharding.PartitionSpec())
-  count = {COUNT: jax.ShapeDtypeStruct((), jnp.int32, sharding=scalar)} if COUNT in saved else {}
-  return {names[name]: x for name, x in wanted.items()} | count
+  scalars = {
+    key: jax.ShapeDtypeStruct((), jnp.dtype(one["dtype"]), sharding=scalar)
+    for key, one in saved.items()
+    if re.fullmatch(_SCALAR, key)
+  }
+  beside = {f"{Z}{name}": x for name, x in wanted.items() if f"{Z}{name}" in saved}
+  return {names[name]: x for name, x in wanted.items()} | beside | scalars
 
 
 def named(found: dict[str, Any]) -> Named | None:
   """Return parameters by name from the tensors that `chosen` named; None if no update has been averaged."""
-  if COUNT in found and int(found[COUNT]) == 0:
+  if int(found.get(COUNT, 1)) == 0 or int(found.get(NEXT, 2)) == 1:
     return None
-  return {name.removeprefix(MEAN).removeprefix("params/"): x for name, x in found.items() if name != COUNT}
+  z = {name.removeprefix(Z): x for name, x in found.items() if name.startswith(Z)}
+  weights = {name.removeprefix("params/"): x for name, x in found.items() if name.startswith("params/")}
+  if z:
+    z = {name: jax.device_put(x, weights[name].sharding) for name, x in z.items()}
+    weights |= _mean({name: weights[name] for name in z}, z, found[B1])
+  return weights | {name.removeprefix(MEAN): x for name, x in found.items() if name.startswith(MEAN)}
 
 
-def _is_ema(x: Any) -> bool:
-  return isinstance(x, EmaState)
+@jax.jit
+def _mean(weights: Named, z: Named, b1: jax.Array) -> Named:
+  return optax.contrib.schedule_free_eval_params(ScheduleFreeState(b1, None, None, None, None, z), weights)
+
+
+def _is_mean(x: Any) -> bool:
+  return isinstance(x, EmaState | ScheduleFreeState)

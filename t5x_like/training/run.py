@@ -215,8 +215,7 @@ class Run:
   @property
   def weights(self) -> dict[str, jax.Array]:
     """The parameters that are evaluated, by name."""
-    values = self.config.optimizer
-    return slots.module("ema", training).evaluated(self.state, values.use_ema) if values.ema else self.state.params
+    return slots.module("ema", training).evaluated(self.state, self.config.optimizer.use_ema)
 
   def evaluated(self) -> bool:
     """Return whether the metrics hold an evaluation of this step; the same answer in all processes."""

@@ -51,9 +51,9 @@ class Trained:
     if self.published is not None:
       return 0, self.published.arrays(self.rules)
     directory, wanted = f"{self.workdir}/{folder}", abstract_params(self.model, self.rules)
-    optimizer = self.config.optimizer
+    values = self.config.optimizer
     with Checkpoints(directory) as checkpoints:
-      if folder == "checkpoints" and optimizer.get("ema") and optimizer.use_ema:
+      if folder == "checkpoints" and (values.get("ema") or values.get("schedule_free")) and values.use_ema:
         restored = checkpoints.restore(lambda saved: nest(ema.chosen(saved, wanted)), step)
         named = restored and ema.named(flatten(restored[1]))
         if named:
