@@ -154,7 +154,8 @@ class Chat:
     return np.asarray(ids[:last], np.int32), learned[:last]
 
   def prompt(self, messages: Sequence[Message]) -> list[int]:
-    """Return the ids from which an answer to these messages is generated."""
+    """Return the ids from which an answer to these messages is generated; raise as `check_prompt`."""
+    self.check_prompt(messages, "the conversation")
     ids: list[int] = []
     for message in messages:
       before, after = self._template.turns[message.role]

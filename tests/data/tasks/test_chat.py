@@ -66,6 +66,9 @@ def test_templates_are_written_as_they_are_published(template, published):
     text = piece if piece in (*PIECES, "</s>") else vocabulary.decode([ids[place]])
     learned += "[" * (now and not before) + text + "]" * (now and not after)
   assert learned == WRITTEN[template]
+  if template == "gemma":
+    with pytest.raises(UserError, match="the conversation: found role 'system' in message 0, expected one of user, as"):
+      Chat(template, vocabulary).prompt(TALK[:2])
   assert Chat(template, vocabulary).prompt(talk[:-2]) == ids[: np.flatnonzero(np.diff(answer) == 1)[-1] + 1].tolist()
 
 
