@@ -114,7 +114,7 @@ class Load(Statistics):
     return cls(tokens, *shares, k * tokens, dropped, experts.balance_loss, experts.z_loss)
 
   def scalars(self) -> dict[str, jax.Array]:
-    """Return the losses, times their factors, and the fraction of choices dropped.
+    """Return the losses, times their factors, the excess of the largest load over the mean, and the fraction dropped.
 
     The balance loss is `E * sum_e f_e P_e` of fractions of choices f and mean probabilities P (Fedus et al. 2022,
     equations 4 to 6), 1 if experts are loaded evenly. The z loss is the mean of z (Zoph et al. 2022, equation 5).
@@ -124,6 +124,7 @@ class Load(Statistics):
     return {
       "moe_balance_loss": self.balance_loss * balance,
       "moe_z_loss": self.z_loss * self.z / tokens,
+      "moe_violation": jnp.max(self.chosen_E) * self.chosen_E.size / tokens - 1.0,
       "moe_dropped": self.dropped / jnp.maximum(self.choices, 1.0),
     }
 

@@ -74,7 +74,7 @@ class Moe(Layer):
     moe_balance_loss, moe_z_loss; moe_importance_loss, moe_load_loss with the router "noisy_top_k": weighted losses over
       tokens that are not padding; an objective adds them to its loss per target token. With gradient accumulation,
       each part of the batch is balanced by itself.
-    moe_violation: with the router "sigmoid", the excess of the largest load over the mean, as a fraction of the mean.
+    moe_violation: the excess of the largest load over the mean, as a fraction of the mean; not of "noisy_top_k".
     moe_dropped: the fraction of choices without a slot.
 
   Kernels are `wi` and `gate` [E, D, F] and `wo` [E, F, D].

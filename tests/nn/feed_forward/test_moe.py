@@ -106,8 +106,11 @@ def test_outputs(kind, dispatch):
   made = layer(gated=kind != "switch", **KINDS[kind], **dispatch)
   y, aux = run(made, tokens(), context())
   np.testing.assert_allclose(y, reference(made, tokens())[0], rtol=1e-4, atol=1e-4)
-  losses = ("importance", "load") if kind == "shazeer" else ("balance", "z")
-  assert aux.keys() == {*(f"moe_{name}_loss" for name in losses), "moe_dropped"} and float(aux["moe_dropped"]) == 0
+  losses = ("importance_loss", "load_loss") if kind == "shazeer" else ("balance_loss", "z_loss", "violation")
+  assert aux.keys() == {*(f"moe_{name}" for name in losses), "moe_dropped"} and float(aux["moe_dropped"]) == 0
+  if "moe_violation" in aux:
+    load_E = np.bincount(reference(made, tokens())[1].reshape(-1), minlength=E)
+    np.testing.assert_allclose(aux["moe_violation"], load_E.max() / load_E.mean() - 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["switch", "mixtral"])
