@@ -87,6 +87,23 @@ PUBLISHED = {
     tie_word_embeddings=False,
     vocab_size=100278,
   ),
+  "gemma3:4b": dict(
+    model_type="gemma3",
+    boi_token_index=255999,
+    eoi_token_index=256000,
+    eos_token_id=[1, 106],
+    image_token_index=262144,
+    mm_tokens_per_image=256,
+    text_config=dict(
+      hidden_size=2560,
+      intermediate_size=10240,
+      model_type="gemma3_text",
+      num_hidden_layers=34,
+      rope_scaling={"factor": 8.0, "rope_type": "linear"},
+      sliding_window=1024,
+    ),
+    vision_config=dict(hidden_size=1152, image_size=896, model_type="siglip_vision_model", num_hidden_layers=27),
+  ),
   "gemma3:1b": dict(
     model_type="gemma3_text",
     attention_bias=False,
