@@ -33,7 +33,7 @@ def test_every_option_has_a_reason_and_a_measured_effect(kind):
 
 
 def test_chips_without_measurements_have_no_options():
-  assert tpu_options.chosen("TPU v4", {}) == tpu_options.chosen("TPU7x", {}) == {}
+  assert tpu_options.chosen("TPU v3", {}) == tpu_options.chosen("TPU7x", {}) == {}
 
 
 @pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
