@@ -1,6 +1,7 @@
 """Texts as rows of a model, one or two in each.
 
-`Encoded` for encoders (Devlin et al. 2019): [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with token types 0 and 1.
+`Encoded` for encoders (Devlin et al. 2019): [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with token types 0 and 1. Published
+tokenizers may put more between two texts: RoBERTa's rows are <s> a </s></s> b </s> (Liu et al. 2019, section 2.1).
 `Delimited` for decoders (Radford et al. 2018, section 3.3): start a extract, or start a delimiter b extract. The start
 token is every decoder's; the delimiter and the extract token are SEP and CLS. Worked example of the latter, texts
 [5, 6] and [7]:
@@ -23,6 +24,7 @@ from t5x_like import vocabularies
 from t5x_like.data.supervised.example_store import ExampleStore
 from t5x_like.data.supervised.too_long import TooLong, fit, truncated
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import Vocabulary
 
 
 class Sequences(abc.ABC):
@@ -32,6 +34,7 @@ class Sequences(abc.ABC):
     store: the store of the streams, without EOS.
     streams: one or two names, in the order of the row.
     length: length of a row, its special tokens included.
+    between: the number of special tokens between two texts.
 
   Attributes:
     extra: the number of special tokens in a row.
@@ -41,9 +44,9 @@ class Sequences(abc.ABC):
     UserError: a row has no room for a token of each stream.
   """
 
-  def __init__(self, store: ExampleStore, streams: Sequence[str], length: int):
-    self._store, self._streams, self._length = store, tuple(streams), length
-    self.extra = 1 + len(self._streams)
+  def __init__(self, store: ExampleStore, streams: Sequence[str], length: int, between: int = 1):
+    self._store, self._streams, self._length, self._between = store, tuple(streams), length, between
+    self.extra = 2 + between * (len(self._streams) - 1)
     self.room = length - self.extra
     if self.room < len(self._streams):
       raise UserError(f"config.task.length: found {length}, expected at least {self.extra + len(self._streams)}")
@@ -74,26 +77,33 @@ class Sequences(abc.ABC):
     each stream behind its id)."""
     tokens_BS = np.full((example_B.size, width), pad, np.int32)
     tokens_BS[:, 0] = ids[0]
-    rows, ends_BD = np.arange(example_B.size), 1 + np.cumsum(lengths_BD + 1, axis=1)
+    rows, last = np.arange(example_B.size), len(self._streams) - 1
+    ends_BD = np.cumsum(lengths_BD, axis=1) + 2 + self._between * np.arange(last + 1)
     for number, stream in enumerate(self._streams):
       length_B, end_B = lengths_BD[:, number], ends_BD[:, number]
-      skip = skip_B if number == len(self._streams) - 1 else 0
+      skip = skip_B if number == last else 0
       part_BL, valid_BL = self._store.read(stream, example_B, length_B, skip)
       at_BL = (end_B - 1 - length_B)[:, None] + np.arange(part_BL.shape[1])
       tokens_BS[np.broadcast_to(rows[:, None], at_BL.shape)[valid_BL], at_BL[valid_BL]] = part_BL[valid_BL]
-      tokens_BS[rows, end_B - 1] = ids[number + 1]
+      for after in range(self._between if number < last else 1):
+        tokens_BS[rows, end_B - 1 + after] = ids[number + 1]
     return tokens_BS, ends_BD
 
 
+def between(vocabulary: Vocabulary) -> int:
+  """Return the number of special tokens between two texts in an encoder's rows, at least 1: 2 in RoBERTa's."""
+  return max(1, vocabulary.between()) if hasattr(vocabulary, "between") else 1
+
+
 class Encoded(Sequences):
-  """Rows of an encoder.
+  """Rows of an encoder, with `apart` special tokens between two texts; by default as many as the vocabulary's.
 
   Raises:
     UserError: also if the vocabulary has no padding.
   """
 
-  def __init__(self, store: ExampleStore, streams: Sequence[str], length: int):
-    super().__init__(store, streams, length)
+  def __init__(self, store: ExampleStore, streams: Sequence[str], length: int, apart: int | None = None):
+    super().__init__(store, streams, length, apart or between(store.vocabulary))
     if store.vocabulary.pad_id is None:
       raise UserError(
         f"{store.path}: its vocabulary has no padding piece, expected one, by which encoders tell padding; add one to "
@@ -130,6 +140,12 @@ class Delimited(Sequences):
       "decoder_loss_weights": places < end_B1 - 2,
       "decoder_segment_ids": places < end_B1,
     }
+
+
+def layout(architecture: str, vocabulary: Vocabulary) -> dict[str, int]:
+  """Return the facts of rows of two texts beside their length; none where one token stands between them."""
+  apart = between(vocabulary) if architecture == "encoder" else 1
+  return {} if apart == 1 else {"between": apart}
 
 
 def sequences(architecture: str) -> type[Sequences]:

@@ -22,7 +22,7 @@ from t5x_like.corpora.sources import Skip, value
 from t5x_like.data.features import Feature, Features, rows_of
 from t5x_like.data.supervised.labelled import Records, Rows, labelled
 from t5x_like.data.supervised.labels import UNLABELLED, absent, number_of, numbered
-from t5x_like.data.supervised.sequences import sequences, stacked
+from t5x_like.data.supervised.sequences import layout, sequences, stacked
 from t5x_like.data.supervised.templates import Template, as_text
 from t5x_like.data.supervised.too_long import TooLong, fit, truncated
 from t5x_like.data.task import Task
@@ -169,6 +169,6 @@ def task(
     example=example,
     rows=rows,
     features=features(vocabulary, length=length, choices=choices, architecture=architecture),
-    made={"length": length, "too_long": too_long, **decoder},
+    made={"length": length, "too_long": too_long, **decoder} | layout(architecture, vocabulary),
     classes=tuple(names),
   )

@@ -25,7 +25,7 @@ from t5x_like.corpora.sources import Skip, value
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.supervised.answers import Contexts, answers_of, most_context
 from t5x_like.data.supervised.labelled import Records, Rows, labelled
-from t5x_like.data.supervised.sequences import Encoded
+from t5x_like.data.supervised.sequences import Encoded, layout
 from t5x_like.data.supervised.templates import as_text
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
@@ -103,7 +103,7 @@ def task(
       found = row(example_B, np.stack([question_N[example_B], held_B], axis=1), begin_B)
       start_B, end_B = (store.arrays[f"answer_{side}"][example_B] - begin_B for side in ("start", "end"))
       inside_B = (store.arrays["answer_start"][example_B] >= 0) & (start_B >= 0) & (end_B < held_B)
-      before_B = 2 + question_N[example_B]  # [CLS] question [SEP]
+      before_B = row.extra - 1 + question_N[example_B]  # [CLS] question [SEP]
       spans = {"span_start": before_B + start_B, "span_end": before_B + end_B}
       spans = {name: np.where(inside_B, place_B, 0) for name, place_B in spans.items()}
       return found | spans | {"example_weights": np.ones(index_B.size)}
@@ -121,7 +121,7 @@ def task(
         "question": n,
         "context": record["context"],
         "answers": [text for text, _ in answers_of(value(record, "answers", where), where)],
-        "first": int(2 + question_N[n]),
+        "first": int(row.extra - 1 + question_N[n]),
         "spans": contexts(record["context"]).spans[window(n, begin)],
         "most_context": owner(n)[window(n, begin)] == begin // stride,
       }
@@ -138,5 +138,5 @@ def task(
     example=example,
     rows=rows,
     features=features(vocabulary, length=length),
-    made={"length": length, "stride": stride, "question_length": question_length},
+    made={"length": length, "stride": stride, "question_length": question_length} | layout("encoder", vocabulary),
   )

@@ -89,7 +89,7 @@ def task(
     return {name: np.concatenate([cls, part]) if name == "pair" else part for name, part in ids.items()}
 
   def rows(store):
-    made = Encoded(store, tuple(templates), length)
+    made = Encoded(store, tuple(templates), length, 1)
     used, lengths_nD = made.fitted(too_long)
 
     def read(index_B):

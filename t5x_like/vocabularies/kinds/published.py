@@ -96,6 +96,21 @@ class PublishedVocabulary(TokenizerVocabulary):
   def exported(self) -> dict[str, bytes]:
     return self.brought
 
+  def between(self) -> int:
+    """Return the number of special pieces that `transformers` puts between the two texts of a pair.
+
+    Raises:
+      UserError: the tokenizer's own file does not join them.
+    """
+    import tokenizers
+
+    config, file = (json.loads(self.brought.get(name, b"{}")) for name in (CONFIG, TOKENIZER))
+    if not file.get("post_processor"):
+      return 1 + (config.get("tokenizer_class") in ("BartTokenizer", "RobertaTokenizer"))
+    with refusing(TOKENIZER, "its post_processor cannot be used"):
+      texts = tokenizers.Tokenizer.from_str(json.dumps(file)).encode("a", "b").sequence_ids
+      return texts.index(1) - (len(texts) - 1 - texts[::-1].index(0)) - 1
+
   def around(self) -> tuple[list[int], list[int]]:
     import tokenizers
 

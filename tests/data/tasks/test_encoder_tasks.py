@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 from scipy import special
+from tokenizers import processors
 
+import published
 import tiny
 from t5x_like import vocabularies
 from t5x_like.architectures.design import Variant
@@ -144,6 +146,24 @@ def test_answers_are_found_in_their_windows(tmp_path):
       picked = np.take_along_axis(special.log_softmax(logits, axis=1), np.asarray(batch[f"span_{end}"])[:, None], 1)
       expected -= 0.5 * (picked[:, 0] * batch["example_weights"]).sum()
   assert abs(sums["loss"] / expected - 1) < 1e-4 and sums["weights"] == built.num_examples
+
+
+def test_rows_of_two_texts_are_as_the_published_tokenizer_joins_them(tmp_path):
+  """RoBERTa's pairs have two separators."""
+  directory, tokenizer = published.write(tmp_path / "roberta", "roberta"), published.byte_level(published.BART)
+  tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+  tokenizer.save(str(directory / "tokenizer.json"))
+  given = {"vocabulary": str(directory), "length": 24}
+  built = build("classification", tmp_path, PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], **given)
+  rows = rows_of(built)["encoder_input_tokens"].tolist()
+  for row, pair in zip(rows, [("one", "two words"), ("three", "four"), ("five six seven eight", "nine")]):
+    ids = tokenizer.encode(*pair).ids
+    assert ids.count(2) == 3 and row == ids + [1] * (24 - len(ids))
+  answers = squad(("Ada", 0), ("1815", CONTEXT.index("1815")))
+  rows = rows_of(build("span_qa", tmp_path, answers, form="squad", **given | {"length": 80, "stride": 40}))
+  found = zip(rows["encoder_input_tokens"].tolist(), rows["span_start"], rows["span_end"])
+  assert {tokenizer.decode(row[start : end + 1]).strip() for row, start, end in found if start} == {"Ada", "1815"}
+  assert rows["encoder_input_tokens"][0, :80].tolist()[: 5 + len(tokenizer.encode("Who?").ids)].count(2) == 2
 
 
 @pytest.mark.parametrize(
