@@ -104,9 +104,9 @@ class PublishedVocabulary(TokenizerVocabulary):
     """
     import tokenizers
 
-    config, file = (json.loads(self.brought.get(name, b"{}")) for name in (CONFIG, TOKENIZER))
+    file = json.loads(self.brought.get(TOKENIZER, b"{}"))
     if not file.get("post_processor"):
-      return 1 + (config.get("tokenizer_class") in ("BartTokenizer", "RobertaTokenizer"))
+      return 1 + ("merges.txt" in self.brought and self.cls_id is not None)  # RoBERTa's and BART's older files
     with refusing(TOKENIZER, "its post_processor cannot be used"):
       texts = tokenizers.Tokenizer.from_str(json.dumps(file)).encode("a", "b").sequence_ids
       return texts.index(1) - (len(texts) - 1 - texts[::-1].index(0)) - 1

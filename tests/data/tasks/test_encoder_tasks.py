@@ -151,6 +151,7 @@ def test_answers_are_found_in_their_windows(tmp_path):
 def test_rows_of_two_texts_are_as_the_published_tokenizer_joins_them(tmp_path):
   """RoBERTa's pairs have two separators."""
   directory, tokenizer = published.write(tmp_path / "roberta", "roberta"), published.byte_level(published.BART)
+  assert vocabularies.load(str(directory)).between() == 2  # of the older files too, which do not tell
   tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
   tokenizer.save(str(directory / "tokenizer.json"))
   given = {"vocabulary": str(directory), "length": 24}
