@@ -231,6 +231,8 @@ def test_minus_one_is_a_class_where_it_is_named(tmp_path):
   assert "unlabelled" not in result.metrics and [row["target"] for row in result.predictions] == ["-1", "1", "-1"]
   (batch,) = loader.eval_batches(task, batch_size=4)
   assert batch["label"].tolist()[:3] == [1, 0, 1] and batch["example_weights"].tolist() == [1, 1, 1, 0]
+  extra, metric = (where, "task.inputs={text}", "task.targets={label}"), {"name": "labels", "classes": ["1", "-1"]}
+  assert len(made("generation", tmp_path, extra=extra, metrics=[metric])[0]._scored) == 3
 
 
 def test_words_beyond_the_row_are_counted_and_scored_as_outside(tmp_path):
