@@ -111,6 +111,8 @@ def task(
     else:
       name = as_text(value(record, label_field, where), label_field, where)
       right = None if absent(name, names) else np.arange(len(found)) == number_of(name, names, label_field, where)
+      if right is not None and not right.any():
+        raise UserError(f"{where}: found label {name!r} in field {label_field!r}, but only {len(found)} options")
     return about(record, where), found, written, right
 
   def example(record, where):

@@ -118,6 +118,7 @@ def test_the_loss_is_that_of_a_softmax_over_the_options_there_are():
     (COPA | {"choice1": ""}, COPA_TASK, "found 0 examples, 1 records skipped .empty option."),
     (RECORD, RECORD_TASK | {"fewer": False}, "found 3 options, expected 4, config.task.choices; or set fewer=true"),
     (RECORD, RECORD_TASK | {"placeholder": None}, "config.task.option: found '{query}', expected {option} in it"),
+    (RECORD | {"label": 3}, RECORD_TASK | {"answers": None}, "found label '3' in field 'label', but only 3 options"),
     (RECORD | {"entities": "Ann"}, RECORD_TASK, "found str in field 'entities', expected a list of options"),
   ],
 )
