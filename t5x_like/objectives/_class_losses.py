@@ -27,6 +27,9 @@ def label_losses(
   even = label_smoothing * (1.0 - 1.0 / logits_BV.shape[-1])  # the part that leaves the label
   found = [_cross_entropy(logits_BV, label_B, batch["example_weights"] * share_B, even) for label_B, share_B in shares]
   total, sums = jax.tree.map(lambda *x: sum(x), *found)
+  best_B = jnp.argmax(logits_BV, axis=-1)  # the first of equals, which a new head's all are, and bfloat16's often
+  right = [jnp.sum((best_B == label_B) * batch["example_weights"] * share_B) for label_B, share_B in shares]
+  sums["correct"] = sum(right)
   if loss == "sigmoid":
     total, sums["loss"] = _binary(logits_BV, shares, batch["example_weights"], label_smoothing)
   return total, {name: sums[name] for name in ("loss", "correct", "weights")}
