@@ -124,7 +124,7 @@ class Load(Statistics):
     return {
       "moe_balance_loss": self.balance_loss * balance,
       "moe_z_loss": self.z_loss * self.z / tokens,
-      "moe_violation": jnp.max(self.chosen_E) * self.chosen_E.size / tokens - 1.0,
+      "moe_violation": jnp.maximum(jnp.max(self.chosen_E) * self.chosen_E.size / tokens - 1.0, 0.0),
       "moe_dropped": self.dropped / jnp.maximum(self.choices, 1.0),
     }
 

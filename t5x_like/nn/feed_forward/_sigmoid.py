@@ -135,7 +135,7 @@ class RowLoad(Statistics):
     choices = jnp.maximum(jnp.sum(self.load_E), 1.0)
     return {
       "moe_balance_loss": self.balance_loss * self.balance / jnp.maximum(self.tokens, 1.0),
-      "moe_violation": jnp.max(self.load_E) * self.load_E.size / choices - 1.0,
+      "moe_violation": jnp.maximum(jnp.max(self.load_E) * self.load_E.size / choices - 1.0, 0.0),
       "moe_dropped": self.dropped / choices,
     }
 
