@@ -288,7 +288,7 @@ def test_a_suite_starts_from_the_step_and_its_details_are_those_of_the_median_ru
   assert found["facts"]["majority"] == pytest.approx(np.mean([shares[name] for name in found["counted"]]))
   for file in ("results.md", "results.html"):
     text = (output / file).read_text()
-    assert "up to 2, on the same examples" in text and "the lower of the two in the middle" in text, file
+    assert "up to 2, by the first of its details" in text and "the lower of the two in the middle" in text, file
     assert f"{found['facts']['last']:.2f}" in text and "4 of 8" in text and f"jax {jax.__version__}" in text, file
 
   (folders[0] / "result.json").unlink()  # as if killed: neither run goes on from another step
