@@ -198,15 +198,15 @@ def ropes_config(model) -> dict:
   return found
 
 
-def older(rope: dict) -> dict:
-  """Return the fields in which readers from before version 5 look for a `rope_parameters`, of one kind or of two.
+def rope_fields(rope: dict) -> dict:
+  """Return `rope_parameters`, of one kind or of two, and the fields that readers from before version 5 take.
 
   They take the base from `rope_theta`, in layers with a window of Gemma 3 from `rope_local_base_freq`, and the factor
   of YaRN from the ratio of the lengths.
   """
-  rope = rope.get(KINDS[1]) or rope.get(KINDS[0]) or rope
+  found, rope = {"rope_parameters": rope}, rope.get(KINDS[1]) or rope.get(KINDS[0]) or rope
   scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", "partial_rotary_factor")}
-  found = {"rope_theta": rope["rope_theta"], "rope_scaling": None if scaling["rope_type"] == "default" else scaling}
+  found |= {"rope_theta": rope["rope_theta"], "rope_scaling": None if scaling["rope_type"] == "default" else scaling}
   if length := scaling.get("original_max_position_embeddings"):
     found["max_position_embeddings"] = round(scaling["factor"] * length)
   return found

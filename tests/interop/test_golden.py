@@ -50,3 +50,14 @@ def test_same_logits_and_the_same_files_back(name, tmp_path):
   theirs = json.loads(str(golden["config"])) | {"dtype": "float32"}
   config = {key: value for key, value in config.items() if key in theirs or key not in OLDER}
   assert jax.tree.map(str, config) == jax.tree.map(str, theirs)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1", "qwen3-yarn", "gemma3", "neox", "falcon", "cohere", "deepseek-v3"])
+def test_the_older_fields_alone_tell_the_same_positions(name, tmp_path):
+  write(name, tmp_path / "theirs")
+  hf.save(hf.load(str(tmp_path / "theirs")), str(tmp_path / "back"))
+  file = tmp_path / "back" / "config.json"
+  config = json.loads(file.read_text())
+  del config["rope_parameters"]
+  file.write_text(json.dumps(config))
+  assert hf.load(str(tmp_path / "back")).variant == hf.load(str(tmp_path / "theirs")).variant

@@ -46,7 +46,6 @@ def config(model, model_type: str | None) -> dict:
   if not position.get("interleaved"):
     causal.only(model, position=[{**position, "interleaved": True}])
   scale = scale_of(design, dims.embed)
-  rope = causal.rope_config(position)
   return {
     "architectures": ["CohereForCausalLM"],
     "model_type": "cohere",
@@ -61,8 +60,7 @@ def config(model, model_type: str | None) -> dict:
     "attention_bias": bool(design.biases),
     "use_qk_norm": design.qk_norm,
     "logit_scale": scale,
-    "rope_parameters": rope,
-    **causal.older(rope),
+    **causal.rope_fields(causal.rope_config(position)),
     "tie_word_embeddings": True,
     **causal.ids_config(variant.tokens),
   }

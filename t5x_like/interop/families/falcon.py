@@ -59,7 +59,6 @@ def config(model, model_type: str | None) -> dict:
   new = design.parallel == "two_norms" or dims.kv_heads not in (1, dims.heads)
   if new and design.parallel == "no":
     raise UserError(f"{dims.kv_heads} key/value heads for {dims.heads} heads need a design whose layers are parallel")
-  rope = causal.rope_config(position)
   return {
     "architectures": ["FalconForCausalLM"],
     "model_type": "falcon",
@@ -77,8 +76,7 @@ def config(model, model_type: str | None) -> dict:
     "layer_norm_epsilon": design.norm_epsilon,
     "alibi": False,
     "bias": bool(design.biases),
-    "rope_parameters": rope,
-    **causal.older(rope),
+    **causal.rope_fields(causal.rope_config(position)),
     "tie_word_embeddings": design.tied,
     **causal.ids_config(variant.tokens),
   }

@@ -110,8 +110,7 @@ def sizes_config(model, rope: dict | None = None, activation: str | None = None)
     "head_dim": dims.head_dim,
     "hidden_act": activation or causal.name_of(causal.GATED, design.activation),
     "rms_norm_eps": design.norm_epsilon,
-    "rope_parameters": rope,
-    **causal.older(rope),
+    **causal.rope_fields(rope),
     "tie_word_embeddings": design.tied,
     **causal.ids_config(variant.tokens),
   }

@@ -49,8 +49,7 @@ def config(model, model_type: str | None) -> dict:
   )
   position = causal.position_of(model, "rope", "theta", "fraction", *causal.SCALINGS)
   fraction = position.get("fraction", 1.0)
-  rope = causal.rope_config(position, partial_rotary_factor=fraction)
-  older = causal.older(rope)
+  rope = causal.rope_fields(causal.rope_config(position, partial_rotary_factor=fraction))
   return {
     "architectures": ["GPTNeoXForCausalLM"],
     "model_type": "gpt_neox",
@@ -63,10 +62,9 @@ def config(model, model_type: str | None) -> dict:
     "layer_norm_eps": design.norm_epsilon,
     "use_parallel_residual": design.parallel != "no",
     "attention_bias": "qkv" in design.biases,
-    "rope_parameters": rope,
-    "rotary_emb_base": older.pop("rope_theta"),
+    "rotary_emb_base": rope.pop("rope_theta"),
     "rotary_pct": fraction,
-    **older,
+    **rope,
     "tie_word_embeddings": design.tied,
     **causal.ids_config(variant.tokens),
   }
