@@ -124,12 +124,17 @@ class Load(Statistics):
     return {
       "moe_balance_loss": self.balance_loss * balance,
       "moe_z_loss": self.z_loss * self.z / tokens,
-      "moe_violation": jnp.maximum(jnp.max(self.chosen_E) * self.chosen_E.size / tokens - 1.0, 0.0),
+      "moe_violation": violation(self.chosen_E, tokens),
       "moe_dropped": self.dropped / jnp.maximum(self.choices, 1.0),
     }
 
 
 jax.tree_util.register_dataclass(Load)
+
+
+def violation(load_E: jax.Array, choices: jax.Array) -> jax.Array:
+  """Return the excess of the largest load over the mean as a fraction of the mean; 0 without choices."""
+  return jnp.maximum(jnp.max(load_E) * load_E.size / choices - 1.0, 0.0)
 
 
 def total(x: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
