@@ -40,6 +40,7 @@ def _plan(config: str, topology: str, *overrides: str, slices: int = 1, step: st
 PLANS: dict[str, child.Request] = {
   "bert large, v5e 4x4": _plan("configs/bert/base.py:large", "v5e:4x4"),
   "t5 1.1 xxl, v5e 8x8": _plan(_T5, "v5e:8x8"),
+  "t5 1.1 xxl, v5e 8x8, 2,048 rows": _plan(_T5, "v5e:8x8", "batch_size=2048", "accumulation_steps=2"),
   "t5 1.1 xxl, v5p 4x4x4": _plan(_T5, "v5p:4x4x4", "batch_size=1024"),
   "t5 11b, v4 8x8x8": _plan(f"{_T5},v1_0", "v4:8x8x8", "batch_size=2048"),
   "llama 3.1 8b, v5e 16x16, 2,048": _plan(_LLAMA, "v5e:16x16", *_FSDP, "batch_size=256", "task.length=2048"),
@@ -70,6 +71,16 @@ PLANS: dict[str, child.Request] = {
   "vit h 14, v5e 8x8": _plan("configs/vit/base.py:huge", "v5e:8x8"),
   "swin l, v5e 8x8": _plan("configs/swin/base.py:l", "v5e:8x8"),
   "deit s 16, v5e 2x4": _plan("configs/deit/base.py:small,alone", "v5e:2x4"),
+  "vit s 16, v5e 2x4": _plan("configs/vit/small.py", "v5e:2x4"),
+  "swin t, v5e 2x4": _plan("configs/swin/base.py:t", "v5e:2x4"),
+  "mae vit b, v5e 4x8": _plan("configs/vit/mae.py", "v5e:4x8"),
+  "gpt-2 124m, v5p 2x2x1": _plan("configs/gpt/gpt2_124m.py", "v5p:2x2x1"),
+  "t5 1.1 large, v5p 2x2x1": _plan("configs/t5/base.py:large", "v5p:2x2x1", "batch_size=256"),
+  "gemma 3 27b, v5p 4x8x8": _plan("configs/gemma3/12b.py", "v5p:4x8x8", "model.variant=27b"),
+  "qwen 3 235b a22b, v5p 8x8x8": _plan(
+    "configs/qwen/qwen3_8b.py", "v5p:8x8x8", "model.variant=qwen3-235b-a22b", "mesh.fsdp=64", "mesh.expert=8"
+  ),
+  "deepseek v3 671b, v5p 8x16x16": _plan("configs/deepseek/v3.py", "v5p:8x16x16", "batch_size=12_288"),
 }
 _KEPT = """fits verdict mesh batch_size remat accumulation_steps memory seconds mfu compile_seconds compile_cpu_seconds
   options counts dearest""".split()
