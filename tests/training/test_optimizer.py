@@ -73,7 +73,15 @@ CASES = {  # ours, and optax's for one layer
     adamw(RATE, mu_dtype="bfloat16"),
     optax.adamw(RATE, mu_dtype=jnp.bfloat16, weight_decay=0.01, mask=matrices),
   ),
-  "lamb": (OPTIMIZERS["lamb"](RATE, weight_decay=0.1), optax.lamb(RATE, weight_decay=0.1, mask=matrices)),
+  "lamb": (
+    OPTIMIZERS["lamb"](RATE, weight_decay=0.1),
+    optax.chain(
+      optax.scale_by_adam(eps=1e-6),
+      optax.add_decayed_weights(0.1, matrices),
+      optax.masked(optax.scale_by_trust_ratio(), matrices),
+      optax.scale_by_learning_rate(RATE),
+    ),
+  ),
   "ademamix": (
     OPTIMIZERS["ademamix"](RATE, b3=0.99, alpha=4.0, weight_decay=0.1),
     optax.contrib.ademamix(RATE, b3=0.99, alpha=4.0, weight_decay=0.1, mask=matrices),
@@ -87,6 +95,10 @@ CASES = {  # ours, and optax's for one layer
     optax.lion(RATE, 0.8, 0.98, weight_decay=0.3, mask=lambda p: jax.tree.map(lambda a: a.ndim > 1, p)),
   ),
   "sgd": (OPTIMIZERS["sgd"](RATE, momentum=0.9), optax.sgd(RATE, 0.9)),
+  "sgd_decay": (
+    OPTIMIZERS["sgd"](RATE, momentum=0.9, weight_decay=0.1),
+    optax.chain(optax.add_decayed_weights(0.1, matrices), optax.sgd(RATE, 0.9)),
+  ),
 }
 
 
