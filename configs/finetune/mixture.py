@@ -53,7 +53,7 @@ def get_config(suite: Literal[tuple(_SUITES)] = "glue"):
     "period": 2**20,  # CB is drawn once in a million examples of the largest mixture
     "weights": {"rte": 0.5, "superglue_rte": 0.5} if suite == "all" else {},
   }
-  config.objective = {"name": "encoder_decoder"}
+  config.objective = {"name": "encoder_decoder", "z_loss": 1e-4}
   config.eval_split = "train"  # the tasks name their own splits
   config.evals = evals
 

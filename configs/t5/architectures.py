@@ -39,7 +39,7 @@ def get_config(architecture: Literal[tuple(_MODELS)] = "encoder_decoder", lm: bo
   decoder = _DECODERS.get(architecture)
 
   config.model = {"name": name, "variant": variant, "vocab_size": 32_128, "dropout": 0.1}
-  config.objective = {"name": "decoder" if decoder else "encoder_decoder"}
+  config.objective = {"name": "decoder" if decoder else "encoder_decoder", "z_loss": 1e-4}
   store = {"store": "data/c4_en", "documents_end": "nothing"}
   if not lm:
     config.task = {"name": "denoising", "style": "replace_spans", "inputs_length": 512} | store

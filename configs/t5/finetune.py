@@ -27,7 +27,6 @@ def get_config(size: base.Size = "base", v1_0: bool = False):
     "too_long": "refuse",
     "cache": "data/prepared",
   }
-  config.objective.z_loss = 0.0
 
   config.total_steps = 2**18
   config.schedule = {"name": "constant", "learning_rate": 1e-3}

@@ -21,7 +21,7 @@ def get_config(encoder_decoder: bool = False):
     name, variant, architecture, store = "t5_lm", "prefix-base", "decoder", "data/c4_en_eos"
   config.model = {"name": name, "variant": variant, "vocab_size": 32_128, "dropout": 0.1}
   config.task = {"name": "prefix_lm", "store": store, "length": 512, "architecture": architecture}
-  config.objective = {"name": architecture}
+  config.objective = {"name": architecture, "z_loss": 1e-4}
 
   config.evals = {"loss": {"max_examples": 16_384}}
   return config
