@@ -59,7 +59,7 @@ PLANS: dict[str, child.Request] = {
   "palm 540b, two slices of v4 12x16x16": _plan(
     _PALM, "v4:12x16x16", *_540B, "batch_size=3072", "mesh.replica=2", slices=2
   ),
-  "switch base 128, v5e 8x8": _plan("configs/switch/base.py:128", "v5e:8x8"),
+  "switch base 128, v5e 8x8": _plan("configs/switch/base.py:128", "v5e:8x8", "batch_size=128"),
   "mixtral 8x7b, v5p 8x8x8": _plan("configs/mixtral/8x7b.py", "v5p:8x8x8"),
   "llama 3.1 8b, v5e 4x4, evaluation": _plan(_LLAMA, "v5e:4x4", *_FSDP, "batch_size=16", step="eval"),
   "llama 3.1 8b, v5e 4x4, decoding": _plan(

@@ -95,8 +95,8 @@ def sizing() -> str:
       rows.append(_size(name, asked, measured[name]))
   note = (
     "\nThe run of BERT is shorter than its row says: nine tenths of its steps have rows of 128 tokens, and the plan has"
-    " the last tenth, with 512.\nThe recipes of T5 and Switch train on 2^35 tokens, the budget of the comparisons in"
-    " T5's paper; the published checkpoints saw more.\n"
+    " the last tenth, with 512.\nThe recipes of T5 train on 2^35 tokens, the budget of the comparisons in T5's paper;"
+    " the published checkpoints saw more.\n"
   )
   return _SIZING + "\n".join(rows) + "\n" + note + _HOW
 
