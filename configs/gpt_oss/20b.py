@@ -4,9 +4,10 @@
   python -m t5x_like.train --config=configs/gpt_oss/20b.py --workdir=runs/gpt_oss_20b
 
 Windows of 4,096 tokens, without YaRN, which stretches the positions to 131,072 afterwards. The card gives sizes but not
-the training: batch and rates are those of OLMo 2 7B (OLMo Team 2025, section 2.2), the balance loss Switch's. Experts
-are split over eight chips, and each has slots for 1.5 times its share. 128 accelerators or more. The published model,
-trained to reason after this, scores 85.3 on MMLU at its longest reasoning. Not run at full size here.
+the training: batch and rates are those of OLMo 2 7B (OLMo Team 2025, section 2.2), the balance loss Switch's, the
+router's z-loss ST-MoE's (Zoph et al. 2022). Experts are split over eight chips, and each has slots for 1.5 times its
+share. 128 accelerators or more. The published model, trained to reason after this, scores 85.3 on MMLU at its longest
+reasoning. Not run at full size here.
 """
 
 from t5x_like.config import defaults

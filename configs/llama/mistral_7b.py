@@ -22,7 +22,7 @@ def get_config():
 
   config.batch_size = 512
   config.total_steps = 240_000  # 10^12 tokens
-  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-5, "weight_decay": 0.1}
   config.schedule = {"name": "cosine", "learning_rate": 3e-4, "warmup_steps": 2_000, "end": 0.1}
   config.clip_norm = 1.0
   config.mesh = {"data": -1, "fsdp": 8}

@@ -17,7 +17,7 @@ def get_config():
 
   config.model = {"name": "mixtral", "variant": "8x7b", "vocab_size": 32_000, "dropout": 0.0, "remat": "full"}
   experts = {"experts": 8, "top_k": 2, "normalise": True, "dispatch": "capacity", "capacity_factor": 1.5}
-  config.model.design = {"experts": experts | {"balance_loss": 0.02, "z_loss": 1e-3}}
+  config.model.design = {"experts": experts | {"balance_loss": 0.02, "z_loss": 0.0}}
   config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 4096, "document_mask": True}
   config.objective = {"name": "decoder"}
 

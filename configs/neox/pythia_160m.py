@@ -4,8 +4,8 @@
   python -m t5x_like.train --config=configs/neox/pythia_160m.py --workdir=runs/pythia_160m
 
 Batches of 1,024 windows of 2,048 tokens for 143,000 steps (300 billion tokens), AdamW up to 6e-4 and down to a tenth by
-a cosine, warm-up of one step in a hundred, weight decay 0.01, no dropout (appendix E). Eight accelerators of 40 GB or
-more. Not run at full size here.
+a cosine, warm-up of one step in a hundred, no dropout (appendix E); weight decay of 0.1 as in the authors' configs
+(EleutherAI/pythia, models/160M; the appendix has 0.01). Eight accelerators of 40 GB or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -20,7 +20,7 @@ def get_config():
 
   config.batch_size = 1024
   config.total_steps = 143_000
-  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.01}
+  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
   config.schedule = {"name": "cosine", "learning_rate": 6e-4, "warmup_steps": 1_430, "end": 0.1}
   config.clip_norm = 1.0
 

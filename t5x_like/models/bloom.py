@@ -1,8 +1,9 @@
 """BLOOM (BigScience Workshop 2022, arXiv:2211.05100): pre-norm, LayerNorm, GELU (tanh), biases everywhere, ALiBi, a
 norm on the token vectors, and a token table shared with the output.
 
-Kernels start from N(0, 1/(3 D)), divided by sqrt(2 L) if they write to the residual stream. The table has rows for
-250,680 tokens and 200 spare rows. Padding is id 0, as in vocabularies built here; the published tokenizer pads with 3.
+Kernels of every published size start from N(0, 0.0048^2), with the deviation 1/sqrt(3 D) of 176B, divided by sqrt(2 L)
+if they write to the residual stream (the scripts of bigscience-workshop/bigscience). The table has rows for 250,680
+tokens and 200 spare rows. Padding is id 0, as in vocabularies built here; the published tokenizer pads with 3.
 """
 
 from dataclasses import replace
@@ -24,14 +25,14 @@ DESIGN = Design(
 )
 
 
-def _bloom(embed, heads, layers) -> Variant:
+def _bloom(embed, heads, layers, stddev=0.0048) -> Variant:
   dims = Dims(embed, heads, heads, embed // heads, 4 * embed, layers)
-  return Variant(dims, replace(DESIGN, init_stddev=(3 * embed) ** -0.5), vocab_size=250_880)
+  return Variant(dims, replace(DESIGN, init_stddev=stddev), vocab_size=250_880)
 
 
 VARIANTS = {
   #              embed heads layers
-  "tiny": _bloom(  256,    4,     4),
+  "tiny": _bloom(  256,    4,     4, stddev=0.036),
   "560m": _bloom( 1024,   16,    24),
   "1b1":  _bloom( 1536,   16,    24),
   "1b7":  _bloom( 2048,   16,    24),
