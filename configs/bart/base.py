@@ -4,8 +4,9 @@
   python -m t5x_like.train --config=configs/bart/base.py --workdir=runs/bart_base
 
 30% of the tokens are in spans of Poisson(3) tokens, each replaced by one mask, and all sentences are permuted; 500,000
-steps of 8,000 documents, dropout 0.1 (section 5.1, on the large size). For the optimizer the paper refers to RoBERTa;
-here it is AdamW as for RoBERTa's base size. Expected of the large size after fine-tuning: SQuAD 1.1 F1 94.6,
+steps of 8,000 documents, dropout 0.1 (section 5.1, on the large size, which turns dropout off in the last tenth of the
+steps; here it stays on). For the optimizer the paper refers to RoBERTa; here it is AdamW as for RoBERTa's base size.
+Expected of the large size after fine-tuning: SQuAD 1.1 F1 94.6,
 CNN/DailyMail ROUGE-1 44.16. Not run at full size here.
 """
 

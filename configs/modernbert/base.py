@@ -3,9 +3,12 @@
   python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos --output=data/web
   python -m t5x_like.train --config=configs/modernbert/base.py --workdir=runs/modernbert_base
 
-The first of the paper's phases (section 2.2): rows of 1,024 tokens in batches of 4,608, rates up to 8e-4, decay 1e-5,
-30% of the tokens predicted. The paper uses StableAdamW and a constant rate after the warm-up; this recipe uses AdamW
-with a linear decay. 360,000 steps are 1.7 trillion tokens. 64 accelerators of 40 GB or more. Not run at full size here.
+The first of the paper's phases (section 2.2, and modernbert-base-pretrain.yaml of AnswerDotAI/ModernBERT): rows of
+1,024 tokens in batches of 4,608, 1.719 trillion tokens in all, a constant rate of 8e-4 after 3 billion, betas 0.9 and
+0.98, eps 1e-6, decay 1e-5, 30% of the tokens predicted, rotary base 10,000 in all layers (160,000 of the global ones
+comes with longer rows). The authors take StableAdamW, drop 10% of the outputs of attention and grow the batch from 768
+over 50 billion tokens; this takes AdamW, no dropout and one batch size. 64 accelerators of 40 GB or more. Not run at
+full size here.
 """
 
 from t5x_like.config import defaults
@@ -22,6 +25,7 @@ def get_config():
     "vocab_size": 50_432,
     "head": "mlm",
     "dropout": 0.0,
+    "design": {"position": {"name": "rope", "theta": 10_000.0}},
   }
   config.task = {
     "name": "mlm",
@@ -34,9 +38,9 @@ def get_config():
   config.objective = {"name": "mlm"}
 
   config.batch_size = 4608
-  config.total_steps = 360_000
+  config.total_steps = 364_000
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.98, "eps": 1e-6, "weight_decay": 1e-5}
-  config.schedule = {"name": "linear", "learning_rate": 8e-4, "warmup_steps": 636}  # 3 * 10^9 tokens
+  config.schedule = {"name": "drops", "learning_rate": 8e-4, "warmup_steps": 636}  # 3 * 10^9 tokens
 
   config.eval_every = 10_000
   config.evals = {"loss": {"max_examples": 16_384}, "samples": {}}
