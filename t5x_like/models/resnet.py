@@ -21,7 +21,7 @@ def _resnet(depths, block="bottleneck", widths=(256, 512, 1024, 2048), resolutio
 
 BASIC = ("basic", (64, 128, 256, 512))
 VARIANTS = {
-  "resnet-tiny": _resnet((1, 1), "basic", (16, 32), 32, stem=8, norm="group"),  # for debugging
+  "resnet-tiny": _resnet((1, 1), "basic", (16, 32), 32, stem=8, norm="group", groups=8),  # for debugging
   "resnet-18":   _resnet((2, 2, 2, 2), *BASIC),
   "resnet-34":   _resnet((3, 4, 6, 3), *BASIC),
   "resnet-50":   _resnet((3, 4, 6, 3)),

@@ -70,6 +70,7 @@ class ResNet(nnx.Module):
     widths, depths: channels and blocks of each stage. By default ResNet-50.
     block: blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions, or of two 3 x 3 convolutions ("basic", ResNet-18 and -34).
     norm: frozen batch norm for a pretrained network, group norm to train from scratch.
+    groups: number of groups of channels of a group norm (Wu & He 2018 take 32).
     last_stage: "dilated" keeps the last stage at 1/16 of the image: a dilation of 2 replaces its stride (DC5 of Carion
       et al. 2020, section 4).
   """
@@ -84,11 +85,13 @@ class ResNet(nnx.Module):
     depths: tuple[Positive, ...] = (3, 4, 6, 3),
     block: Literal["bottleneck", "basic"] = "bottleneck",
     norm: Literal["frozen_batch", "group"] = "frozen_batch",
+    groups: Positive = 32,
     last_stage: Literal["strided", "dilated"] = "strided",
   ):
     self.local = norm == "frozen_batch"
     options = dict(bottleneck=block == "bottleneck", dilated=last_stage == "dilated")
-    self.build(partial(Unit, NORMS[norm]), rngs, channels, stem, widths, depths, **options)
+    make_norm = NORMS[norm] if self.local else partial(NORMS[norm], groups=groups)
+    self.build(partial(Unit, make_norm), rngs, channels, stem, widths, depths, **options)
 
   def build(
     self,
