@@ -17,6 +17,7 @@ VASWANI = Design(
   activation="relu",
   biases=("mlp",),
   position="sinusoidal",
+  attention_dropout="none",  # section 5.4: after sublayers and embeddings alone
   embed_scale=True,
   tied=True,
 )
