@@ -5,8 +5,9 @@
 
 Each line of the files has `prompt`, `chosen` and `rejected`. `init.workdir` is the run of `configs/finetune/chat.py`,
 and its weights are the reference. Beta 0.1, 64 pairs and 1e-6 after 150 steps of warm-up are the paper's (appendix B),
-with AdamW for its RMSProp. `preferences.py:lora` trains adapters; the model without them is then the reference, and no
-second copy of the parameters is held. Watch `margin` and `accuracy`. Not run at full size here.
+and gradients are clipped to norm 10 as in the authors' code. Adam without momentum is their RMSProp, but for a
+correction of its first steps. `preferences.py:lora` trains adapters; the model without them is then the reference, and
+no second copy of the parameters is held. Watch `margin` and `accuracy`. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -31,8 +32,8 @@ def get_config(lora: bool = False):
 
   config.batch_size = 64
   config.total_steps = 1_000
-  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
-  config.schedule = {"name": "linear", "learning_rate": 5e-6 if lora else 1e-6, "warmup_steps": 150}
+  config.optimizer = {"name": "adamw", "b1": 0.0, "b2": 0.99, "eps": 1e-8, "weight_decay": 0.0}
+  config.schedule = {"name": "drops", "learning_rate": 5e-6 if lora else 1e-6, "warmup_steps": 150}
   config.clip_norm = 10.0
   config.mesh = {"data": 1, "fsdp": -1}
 
