@@ -4,10 +4,10 @@
   python -m t5x_like.train --config=configs/albert/base.py --workdir=runs/albert_base
 
 Batches of 4,096 rows of 512 tokens for 125,000 steps, LAMB at 1.76e-3. Half of the pairs have their segments in the
-wrong order. Warm-up (3,125 steps, then linearly down to 0) and decay (0.01) are from the released code. The paper masks
-n-grams of up to three words; here whole words are masked. `:large`, `:xlarge` and `:xxlarge` are the other sizes. The
-paper took 64 to 512 TPU v3 chips. Expected after fine-tuning (table 2, base and xxlarge): MNLI 81.6 and 88.0, SQuAD 2.0
-F1 80.0 and 88.1. Not run at full size here.
+wrong order; n-grams of up to three words are masked. Warm-up (3,125 steps, then linearly down to 0), decay (0.01) and
+clipping at 1.0 are from the released code. `:large`, `:xlarge` and `:xxlarge` are the other sizes. The paper took 64 to
+512 TPU v3 chips. Expected after fine-tuning (table 2, base and xxlarge): MNLI 81.6 and 88.0, SQuAD 2.0 F1 80.0 and
+88.1. Not run at full size here.
 """
 
 from typing import Literal
@@ -28,7 +28,7 @@ def get_config(size: Size = "base"):
     "store": "data/books_wiki",
     "length": 512,
     "input_format": "segment_pair",
-    "masking": "words",
+    "masking": "ngrams",
     "random_next": 0.0,
     "swapped": 0.5,
   }

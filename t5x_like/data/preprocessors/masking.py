@@ -17,6 +17,8 @@ ids, where BERT's code draws from the whole vocabulary. The modes choose, within
   neither overlap nor touch, so each has a neighbour on both sides for the span-boundary objective (the paper does not
   discuss this; their code joins spans that meet, and leaves those at the ends of the text out of that objective). All
   tokens of a span are masked, replaced or kept together.
+- `ngrams`: ALBERT (Lan et al. 2020, section 4.1): the same with n-grams of up to three words, P(n) proportional to 1/n.
+  They may touch, and each token is masked, replaced or kept by itself.
 
 Worked example, budget 2, mask 9: [101, 5, 6, 7, 102] with 6 and 7 chosen, 6 masked and 7 kept gives inputs
 [101, 5, 9, 7, 102], targets [0, 0, 6, 7, 0], weights [0, 0, 1, 1, 0].
@@ -35,8 +37,12 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary, special
 
-Mode = Literal["tokens", "words", "spans"]
+Mode = Literal["tokens", "words", "spans", "ngrams"]
 GEOMETRIC_P, MAX_SPAN_WORDS = 0.2, 10
+LENGTHS = {  # by mode: shares of spans of 1, 2, … words
+  "spans": GEOMETRIC_P * (1 - GEOMETRIC_P) ** np.arange(MAX_SPAN_WORDS),
+  "ngrams": 1.0 / np.arange(1, 4),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +117,9 @@ class Masking:
       chosen_BL, starts_BL, ends_BL = self._spans(
         self._word_starts(marks_BL, maskable_BL), maskable_BL, budget_B, key_B
       )
-      spans = {"span_starts": starts_BL, "span_ends": ends_BL}
-      kind = tf.gather(kind, starts_BL, batch_dims=1)
+      if self.mode == "spans":
+        spans = {"span_starts": starts_BL, "span_ends": ends_BL}
+        kind = tf.gather(kind, starts_BL, batch_dims=1)
     random_bits = random.bits(random.row_keys(2, key_B), self.length)
     replacement = tf.gather(tf.constant(self._ordinary), random.integers(random_bits, len(self._ordinary)))
     mask_below = round(self.mask_share * 2**32)
@@ -174,7 +181,8 @@ class Masking:
     begin_BW = tf.where(starts_BL, tf.range(L), L)  # where words begin; the row's end after the last word
     begin_BW = tf.sort(tf.pad(begin_BW, [[0, 0], [0, MAX_SPAN_WORDS]], constant_values=L), axis=1)
     where_BT = tf.cast(random.bits(random.row_keys(3, key_B), tries), tf.int64)
-    length_BT = geometric(random.bits(random.row_keys(4, key_B), tries))
+    length_BT = lengths(random.bits(random.row_keys(4, key_B), tries), LENGTHS[self.mode])
+    gap = int(self.mode == "spans")  # places between two spans
     at = lambda x_BN, place_B: tf.gather(x_BN, place_B, batch_dims=1)  # noqa: E731
 
     def more(t, left_B, *_):
@@ -189,7 +197,7 @@ class Masking:
       fitting_B = at(word_BL, last_B) - 1 - first_B  # words that fit the budget and the text
       b_B = at(begin_BW, first_B + tf.minimum(at(length_BT, spans_B), tf.maximum(fitting_B, 0)))
       free_B = (a_B > 0) & (b_B > a_B) & (b_B < L)
-      free_B &= ~tf.reduce_any((a_B[:, None] <= b_BS) & (a_BS <= b_B[:, None]), axis=1)
+      free_B &= ~tf.reduce_any((a_B[:, None] < b_BS + gap) & (a_BS < b_B[:, None] + gap), axis=1)
       here_BS = (tf.range(most) == spans_B[:, None]) & free_B[:, None]
       return (
         t + 1,
@@ -228,8 +236,7 @@ def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
   return np.flatnonzero(ordinary).astype(np.int32)
 
 
-def geometric(bits_BN: tf.Tensor) -> tf.Tensor:
-  """Draw span lengths 1..10, P(l) proportional to 0.2 * 0.8^(l - 1), from random words: uint32 [B, N] -> int32."""
-  share = GEOMETRIC_P * (1 - GEOMETRIC_P) ** np.arange(MAX_SPAN_WORDS)
+def lengths(bits_BN: tf.Tensor, share: np.ndarray) -> tf.Tensor:
+  """Draw lengths 1, 2, …, P(l) proportional to `share[l - 1]`, from random words: uint32 [B, N] -> int32."""
   below = np.round(np.cumsum(share / share.sum())[:-1] * 2**32).astype(np.int64)
   return 1 + tf.reduce_sum(tf.cast(tf.cast(bits_BN, tf.int64)[..., None] >= tf.constant(below), tf.int32), axis=-1)

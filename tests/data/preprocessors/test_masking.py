@@ -6,7 +6,7 @@ import pytest
 from chances import assert_fits, assert_share, expected_spans
 from t5x_like import recipes
 from t5x_like.data import random
-from t5x_like.data.preprocessors.masking import Masking, geometric, ordinary_ids
+from t5x_like.data.preprocessors.masking import LENGTHS, Masking, lengths, ordinary_ids
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import special
@@ -38,7 +38,7 @@ def masked(masking, tokens, seed=0):
   return {name: x.numpy() for name, x in masking(tf.constant(tokens), keys(len(tokens), seed)).items()}
 
 
-@pytest.mark.parametrize("mode", ["tokens", "words", "spans"])
+@pytest.mark.parametrize("mode", ["tokens", "words", "spans", "ngrams"])
 def test_what_is_chosen_is_ordinary_within_the_budget_and_can_be_restored(mode):
   tokens = rows(400, 128)
   out = masked(Masking(VOCABULARY, 128, mode), tokens)
@@ -155,7 +155,7 @@ def test_spans_are_those_of_a_plain_loop():
   out = masked(masking, tokens)
   tries = 4 * round(0.15 * 128) + 32
   where = random.bits(random.row_keys(3, keys(60)), tries).numpy()
-  lengths = geometric(random.bits(random.row_keys(4, keys(60)), tries)).numpy()
+  drawn = lengths(random.bits(random.row_keys(4, keys(60)), tries), LENGTHS["spans"]).numpy()
   for row in range(60):
     words = word_bounds(tokens[row].tolist())
     left = max(1, round(0.15 * sum(w[1] - w[0] for w in words if w)))
@@ -169,7 +169,7 @@ def test_spans_are_those_of_a_plain_loop():
       if words[first] is None:
         continue
       end = words[first][0]
-      for word in words[first : first + lengths[row, placed]]:
+      for word in words[first : first + drawn[row, placed]]:
         end = word[1] if word else end
         if word is None or end - words[first][0] > left:
           break
@@ -202,10 +202,27 @@ def test_spans_have_their_neighbours_and_one_fate():
 GEOMETRIC = 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10)
 
 
-def test_span_lengths_are_geometric():
-  lengths = geometric(random.bits(keys(2000), 500)).numpy().ravel()
-  assert lengths.min() == 1 and lengths.max() == 10 and lengths.mean() == pytest.approx(3.797, abs=0.01)
-  assert_fits(np.bincount(lengths, minlength=11)[1:], GEOMETRIC)
+def test_lengths_are_geometric_or_shorter_the_more_often():
+  drawn = lengths(random.bits(keys(2000), 500), LENGTHS["spans"]).numpy().ravel()
+  assert drawn.min() == 1 and drawn.max() == 10 and drawn.mean() == pytest.approx(3.797, abs=0.01)
+  assert_fits(np.bincount(drawn, minlength=11)[1:], GEOMETRIC)
+  drawn = lengths(random.bits(keys(2000), 500), LENGTHS["ngrams"]).numpy().ravel()
+  assert_fits(np.bincount(drawn, minlength=4)[1:], np.array([6, 3, 2]) / 11)
+
+
+def test_ngrams_are_whole_words_that_may_touch_and_meet_fates_of_their_own():
+  tokens = rows(300, 256, seed=7, word=3.0)
+  out = masked(Masking(VOCABULARY, 256, "ngrams"), tokens)
+  chosen, runs, apart = out["weights"] > 0, [], 0
+  assert set(out) == {"inputs", "targets", "weights"}
+  for row in range(300):
+    words = [w for w in word_bounds(tokens[row].tolist()) if w]
+    taken = [chosen[row, slice(*w)] for w in words]
+    assert all(x.all() or not x.any() for x in taken)
+    run = "".join("x" if w and chosen[row, w[0]] else " " for w in word_bounds(tokens[row].tolist())).split()
+    runs += [len(x) for x in run]
+    apart += sum(len(set((out["inputs"][row, slice(*w)] == MASK).tolist())) for w in words if chosen[row, w[0]])
+  assert max(runs) > 3 and 1.2 < np.mean(runs) < 2.5 and apart > len(runs)
 
 
 def test_spans_in_a_row_have_the_lengths_drawn_and_may_lie_up_to_the_end_of_the_text():
