@@ -4,11 +4,12 @@
   python -m t5x_like.train --config=configs/deepseek/v3.py --workdir=runs/deepseek_v3
 
 Sections 4.1 and 4.2: windows of 4,096 tokens, 14.8 trillion of them, AdamW, weights of 0.3 for the second token and of
-1e-4 for the balance within rows, biases that move by 0.001. The rate stays at 2.2e-4 for 10 trillion tokens and then
-falls to a tenth, here on a straight line instead of a cosine. The paper's batch grows from 3,072 to 15,360 rows; after
-10 trillion tokens set --config.objective.next_weight=0.1, for the last 0.5 --config.model.design.experts.bias_rate=0.
-No token is dropped in the paper; here an expert has slots for 1.5 times its share. 2,048 accelerators or more. The
-published base model scores 87.1 on MMLU with 5 shots (table 3). Not run at full size here.
+1e-4 for the balance within rows, biases that move by 0.001. The rate stays at 2.2e-4 for 10 trillion tokens, falls to a
+tenth on a cosine over 4.3 trillion and stays there (in the paper, at 7.3e-6 for the last 167 billion). The paper's
+batch grows from 3,072 to 15,360 rows over 469 billion tokens; after 10 trillion set --config.objective.next_weight=0.1,
+for the last 0.5 --config.model.design.experts.bias_rate=0. No token is dropped in the paper; here an expert has slots
+for 1.5 times its share. 2,048 accelerators or more. The published base model scores 87.1 on MMLU with 5 shots (table
+3). Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -29,7 +30,7 @@ EXPERTS = {
   "capacity_factor": 1.5,
 }
 SMALL = {"experts": 8, "top_k": 2, "mlp": 128, "groups": 4, "top_groups": 2, "bias_rate": 0.01}
-LAPTOP = {"model.design.experts": EXPERTS | SMALL, "schedule.decay": 0.4}
+LAPTOP = {"model.design.experts": EXPERTS | SMALL, "schedule.decay": 0.4, "schedule.total_steps": 400}
 
 
 def get_config():
@@ -43,8 +44,8 @@ def get_config():
   config.batch_size = 15_360
   config.total_steps = 235_000  # 14.8 trillion tokens
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
-  schedule = {"learning_rate": 2.2e-4, "warmup_steps": 2_000, "decay": 76_000, "end": 0.1}
-  config.schedule = {"name": "warmup_stable_decay"} | schedule
+  schedule = {"learning_rate": 2.2e-4, "warmup_steps": 2_000, "decay": 68_300, "end": 0.1, "shape": "cosine"}
+  config.schedule = {"name": "warmup_stable_decay", "total_steps": 227_300} | schedule  # 4.3 of 14.3 trillion tokens
   config.clip_norm = 1.0
   config.mesh = {"fsdp": -1, "expert": 8}
 

@@ -6,10 +6,11 @@
 
 The first command warms up the retriever by the inverse cloze task (Lee et al. 2019, 100,000 steps of 4,096 sentences).
 The second masks salient spans of the passages' own sentences, 200,000 steps of 512, with the 7 nearest passages and the
-null document, on 64 TPUs in the paper. The third answers questions, with 5 passages. The paper scores 39.2 exact match
-on Natural Questions and 40.2 on WebQuestions pretrained on Wikipedia (table 1), with a BERT that marks spans; the
-reader here is a T5, which writes them. Rates, steps, batches and lengths are the paper's, as far as it tells them. Not
-run at full size here; `configs/realm/facts.py` is a toy that a laptop learns.
+null document, on 64 TPUs in the paper. The third answers questions, with 5 passages, in 20,000 batches of 64, where the
+authors' code takes them one by one (WebQuestions for 20 epochs). The paper scores 39.2 exact match on Natural Questions
+and 40.2 on WebQuestions pretrained on Wikipedia (table 1), with a BERT that marks spans; the reader here is a T5, which
+writes them. Rates, steps, batches and lengths are the paper's, as far as it tells them. Not run at full size here;
+`configs/realm/facts.py` is a toy that a laptop learns.
 
 Passages are lines of JSON with a `text`, 13 million of up to 288 tokens in the paper: 22 GB on all devices together.
 """

@@ -86,12 +86,12 @@ def warmup_stable_decay(
   total_steps: Positive,
   decay: AboveZero = 0.2,
   end: NotNegative = 0.0,
-  shape: Literal["linear", "sqrt"] = "linear",
+  shape: Literal["linear", "sqrt", "cosine"] = "linear",
 ) -> Schedule:
   """Linear warm-up from zero, a plateau, then a decay to `end * learning_rate` (Hu et al. 2024, arXiv:2404.06395).
 
-  The decay takes the last `decay` of the run, if a fraction, or as many steps: a straight line, which makes a trapezoid
-  (Zhai et al. 2022), or `1 - sqrt(share of the decay)` (Haegele et al. 2024, arXiv:2405.18392, section 3).
+  The decay takes the last `decay` of the run, if a fraction, or as many steps: a straight line, a half cosine, or
+  `1 - sqrt(share of the decay)` (Haegele et al. 2024, arXiv:2405.18392, section 3).
 
   Raises:
     UserError: the run ends before the warm-up and the decay do.
@@ -105,7 +105,7 @@ def warmup_stable_decay(
 
   def rate(step):
     share = jnp.clip((jnp.asarray(step, jnp.float32) - (total_steps - last)) / last, 0.0, 1.0)
-    down = 1.0 - (share if shape == "linear" else jnp.sqrt(share))
+    down = 1.0 - {"linear": share, "sqrt": jnp.sqrt(share), "cosine": 0.5 - 0.5 * jnp.cos(jnp.pi * share)}[shape]
     up = jnp.minimum(step / warmup_steps, 1.0) if warmup_steps else 1.0
     return learning_rate * up * (end + (1.0 - end) * down)
 

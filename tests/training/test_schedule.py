@@ -44,6 +44,11 @@ CASES = [
     dict(learning_rate=0.4, warmup_steps=0, total_steps=100, decay=90, shape="sqrt"),
     lambda s: 0.4 * (1 - math.sqrt(min(1, max(0, (s - 10) / 90)))),
   ),
+  (
+    "warmup_stable_decay",
+    dict(learning_rate=0.4, warmup_steps=10, total_steps=80, decay=20, end=0.1, shape="cosine"),
+    lambda s: 0.4 * min(1, s / 10) * (0.55 + 0.45 * math.cos(math.pi * min(1, max(0, (s - 60) / 20)))),
+  ),
   ("drops", dict(learning_rate=0.4), lambda s: 0.4),
   (
     "drops",
