@@ -7,7 +7,9 @@ The argument is a task of a suite; with `official` it is read from its official 
 the TensorFlow dataset. Labels are their names. `init.workdir` is a run of pretraining, ours or made by
 `tools.convert_hf`; it gives the architecture and the vocabulary, and without it the model is trained from scratch. T5's
 constant rate of 1e-3 and 2^18 steps of 128 examples are more than most tasks need: here at most ten epochs, and the
-best checkpoint on the dev set. Expected for T5 base (table 14): SST-2 95.2, CoLA 51.1. Not run at full size here.
+best checkpoint on the dev set. `,bart` has the values of fairseq's summaries (examples/bart/README.summarization.md):
+AdamW up to 3e-5 over 500 steps and linearly down, label smoothing 0.1, clipping at 0.1. Expected for T5 base (table
+14): SST-2 95.2, CoLA 51.1. Not run at full size here.
 """
 
 from typing import Literal
@@ -29,6 +31,11 @@ def get_config(task: Literal[tuple(_TASKS)] = "glue/sst2", bart: bool = False, o
   config.total_steps = max(1, min(2**18, 10 * _TASKS[task].examples // 128))
   config.optimizer = {"name": "adafactor"}
   config.schedule = {"name": "constant", "learning_rate": 1e-3}
+  if bart:
+    config.objective.label_smoothing, config.clip_norm = 0.1, 0.1
+    config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+    warmup = min(500, config.total_steps // 10)
+    config.schedule = {"name": "linear", "learning_rate": 3e-5, "warmup_steps": warmup}
   config.eval_every = max(1, config.total_steps // 10)
   config.checkpoint = {"every": max(1, config.total_steps // 10), "keep_last": 1}
   return config
