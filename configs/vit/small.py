@@ -7,9 +7,9 @@
 the classifier; RandAugment of two operations at 10, mixup 0.2; AdamW up to 1e-3 over 10,000 steps and down a cosine,
 decay 0.1 of the rate (1e-4 in the authors' units), gradients clipped to norm 1. Expected top-1: 76.5 % after 90 epochs;
 78.5 % with `:150` and 80.0 % with `:300`. Within these schedules, after 10 or 50 epochs, only
-curves are published. The changes of RandAugment are timm's here, not TensorFlow's. 8 chips of TPU
-v3 take 7 hours for 90 epochs in the paper. Planned for 8 chips of v5e (`--topology=v5e:2x4`): 6.5 of 17.2 GB a chip,
-at least 0.14 s a step and 4.4 hours for 90 epochs. Not run at full size here.
+curves are published. The changes of RandAugment are timm's here, not TensorFlow's. 8 chips of TPU v3 take 7 hours for
+90 epochs in the paper. Planned for 8 chips of v5e (`--topology=v5e:2x4`): 4.5 of 17.2 GB a chip, at least 0.08 s a step
+and 2.5 hours for 90 epochs. Not run at full size here.
 """
 
 from typing import Literal
