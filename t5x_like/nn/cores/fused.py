@@ -138,7 +138,7 @@ def _call(kernel, static, arrays: dict, more: dict, out_shapes: dict, products: 
     block, step = pl.program_id(0), pl.program_id(1)
     if "d_bias" in refs:
 
-      @pl.when((step == 0) | (refs["d_bias"].shape[0] > 1))
+      @pl.when((step == 0) | (out_shapes["d_bias"].shape[0] > 1))
       def _():
         refs["d_bias"][...] = jnp.zeros_like(refs["d_bias"])
 

@@ -8,6 +8,7 @@ import pytest
 
 from more import beyond
 from t5x_like.nn import dims
+from t5x_like.nn.cores import fused
 from t5x_like.nn.cores.fused import Fused, kept, seeds
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
@@ -18,11 +19,22 @@ CORE = Fused()
 
 
 @pytest.mark.parametrize(
-  "kind, bias, kv_heads",
-  beyond(1, [("packed_causal", "table", 4), ("full", "none", 2), ("prefix_w5", "array", 4), ("full", "table", 1)]),
+  "kind, bias, kv_heads, logits",
+  beyond(
+    2,
+    [
+      ("packed_causal", "table", 4, 2**18),
+      ("packed_causal", "table", 4, 1),
+      ("full", "none", 2, 2**18),
+      ("prefix_w5", "array", 4, 2**18),
+      ("prefix_w5", "array", 4, 1),
+      ("full", "table", 1, 2**18),
+    ],
+  ),
 )
-def test_it_equals_dense(kind, bias, kv_heads):
-  """Output and all gradients; rows of one array of biases share its gradient."""
+def test_it_equals_dense(kind, bias, kv_heads, logits, monkeypatch):
+  """Output and all gradients, with several rows in a step or one; rows of one array of biases share its gradient."""
+  monkeypatch.setattr(fused, "_LOGITS", logits)
   cases.assert_equals_dense(CORE, cases.mask(kind), (*cases.qkv(K=kv_heads), *cases.bias(bias)))
 
 
