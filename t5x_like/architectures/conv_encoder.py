@@ -84,6 +84,8 @@ class ConvEncoder(nnx.Module):
   ):
     given = dict(backbone=backbone, resolution=resolution, channels=channels, head=head)
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
+    if (quantization := variant.design.quantization) != "none":
+      raise UserError(f"config.model.design.quantization: found {quantization!r}, expected 'none' for convolutions")
     self.dtype = jnp.dtype(dtype)
     parts = dict(rngs=rngs, channels=variant.channels, drop_path=drop_path)
     self.remat = policies.make(remat)

@@ -11,6 +11,7 @@ from flax import nnx
 from t5x_like.architectures.build import StackBuilder
 from t5x_like.architectures.decoder import Decoder
 from t5x_like.architectures.design import Variant
+from t5x_like.errors import UserError
 from t5x_like.models import gpt
 from t5x_like.nn.block import Block
 from t5x_like.nn.dims import Dims
@@ -34,6 +35,10 @@ class Builder(StackBuilder):
   """A builder of stacks whose blocks are an LSTM each."""
 
   def block(self, rngs: nnx.Rngs) -> Block:
+    if self.design.quantization != "none":
+      raise UserError(
+        f"config.model.design.quantization: found {self.design.quantization!r}, expected 'none' for LSTMs"
+      )
     return Block(lstm=Recurrence(self.dims.embed, self.dims.mlp, rngs, self.dropout))
 
 

@@ -1,6 +1,7 @@
 """Every family with products of 8-bit factors."""
 
 import dataclasses
+import importlib
 import pathlib
 
 import families
@@ -11,6 +12,7 @@ import pytest
 from flax import nnx
 
 from t5x_like.architectures.design import Variant
+from t5x_like.errors import UserError
 from t5x_like.models import llama, t5
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
@@ -25,11 +27,13 @@ def multiplied(model) -> dict[str, bool]:
   return {"/".join(map(str, path)): part.multiply not in (matmul, Moe.multiply) for path, part in found}
 
 
-SAMPLE = ("t5", "llama", "bert", "switch")
+SAMPLE = ("t5", "llama", "bert", "switch", "deepseek")
+WITHOUT = ("lstm", "resnet", "convnext")
+FAMILIES = [name for name in families.families() if name not in WITHOUT]
 
 
 @pytest.mark.parametrize(
-  "family", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.more) for name in families.families()]
+  "family", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.more) for name in FAMILIES]
 )
 def test_every_family_has_them_with_the_same_parameters(family):
   case = next(c for c in families.representatives() if c.family == family)
@@ -46,6 +50,14 @@ def test_every_family_has_them_with_the_same_parameters(family):
   found = multiplied(made)
   assert any(found.values()) and not any(multiplied(plain).values())
   assert [name for name, eight in found.items() if eight != ("blocks" in name)] == []
+
+
+@pytest.mark.parametrize("family", WITHOUT)
+def test_families_without_such_products_refuse_them(family):
+  module = importlib.import_module(f"t5x_like.models.{family}")
+  make = lambda: module.Model(nnx.Rngs(0), variant=next(iter(module.VARIANTS)), design={"quantization": "int8"})  # noqa: E731
+  with pytest.raises(UserError, match="config.model.design.quantization: found 'int8', expected 'none' for"):
+    jax.eval_shape(make)
 
 
 SIZES = Dims(embed=128, heads=4, kv_heads=4, head_dim=32, mlp=320, layers=3)

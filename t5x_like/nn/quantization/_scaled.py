@@ -49,13 +49,13 @@ class Scaled:
 
 
 def applied(product: Scaled, block: nnx.Module) -> nnx.Module:
-  """Give a block's projections this product: each `Linear` whose kernel has two named axes, and experts.
+  """Give a block's projections this product: each `Linear` whose kernel's first axis has a name, and experts.
 
   Raises:
     UserError: experts are not dispatched by capacity.
   """
   for _, part in list(nnx.iter_modules(block)):
-    if isinstance(part, Linear) and None not in part.kernel.axes[-2:]:
+    if isinstance(part, Linear) and part.kernel.axes[-2] is not None:
       part.multiply = product
     elif isinstance(part, Moe):
       if part.experts.dispatch != "capacity":
