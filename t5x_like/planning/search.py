@@ -70,7 +70,7 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
   parts = build(base, devices[:1])
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
-  row = compilation.step_flops(parts.model, parts.objective, abstract_batch(base, parts.rules, task))  # of one row
+  row = compilation.step_flops(parts.model, parts.objective, abstract_batch(base, parts.rules, task), parts.trained)
   tokens = sum(math.prod(f.shape) for name, f in task.features.items() if name.endswith("_input_tokens"))
   kept = _kept(base, task, devices[:1])
   chip = topology.chip

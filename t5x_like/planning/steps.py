@@ -85,21 +85,24 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
   assembly.check_task(config, parts, task)
   if kind == "train":
     batch = abstract_batch(config, parts.rules, task)
-    cost = compilation.step_flops(parts.model, parts.objective, batch)
+    cost = compilation.step_flops(parts.model, parts.objective, batch, parts.trained)
     return Step(
       batch, lambda: compilation.lower_step(config, parts, batch), cost, compilation.positions(batch)["positions"]
     )
+  dense = compilation.dense(parts.model)
   if kind == "eval":
     batch = _evaluated(config, parts, task)
     function, tokens = _evaluation(config, parts, task), compilation.positions(batch)["positions"]
+    cost = compilation.forward_flops(function, dense, batch)
   else:
-    batch, function, tokens = _decoding(config, parts, task)
+    batch, function, read, new_tokens = _decoding(config, parts, task)
+    tokens, reading = config.batch_size * new_tokens, compilation.forward_flops(read, dense, batch)
+    cost = reading + new_tokens * (compilation.forward_flops(function, dense, batch) - reading)  # one loop's iteration
 
   def run(arrays, batch):
     with parts.rules.activate():
       return function(params.with_arrays(parts.model, arrays), batch)
 
-  cost = compilation.forward_flops(function, parts.model, batch)
   return Step(batch, lambda: jax.jit(run).lower(parts.state.params, batch), cost, tokens)
 
 
@@ -116,8 +119,10 @@ def _evaluation(config: ConfigDict, parts: Parts, task) -> Callable:
   return loss.Evaluator(setting).sums
 
 
-def _decoding(config: ConfigDict, parts: Parts, task) -> tuple[dict[str, jax.ShapeDtypeStruct], Callable, int]:
-  """Return the batch, function and new tokens of greedy `predict`, with its default length within the trained one."""
+def _decoding(config: ConfigDict, parts: Parts, task):
+  """Return (batch, function, function that only reads the prompt, new tokens) of greedy `predict`, with its default
+  length within the trained one."""
+  from t5x_like.decoding.generate import begin
   from t5x_like.inference import generation, strategies
 
   shapes = {name: list(feature.shape) for name, feature in task.features.items()}
@@ -130,13 +135,17 @@ def _decoding(config: ConfigDict, parts: Parts, task) -> tuple[dict[str, jax.Sha
   if kind is generation.Continuation:
     length -= predictor.new_tokens  # prompt and continuation make up the trained length
 
+  options = dict(max_length=predictor.new_tokens, eos=(task.vocabulary.eos_id,))
+
   def function(model, batch):
-    options = dict(max_length=predictor.new_tokens, eos=(task.vocabulary.eos_id,))
     return strategy(model, predictor.batch(batch), batch["numbers"], **options)
+
+  def read(model, batch):
+    return begin(model, predictor.batch(batch), **options).state
 
   tokens = jax.ShapeDtypeStruct((config.batch_size, length), jnp.int32, sharding=parts.rules.batch())
   numbers = jax.ShapeDtypeStruct((config.batch_size, 2), jnp.uint32, sharding=parts.rules.batch())
-  return {"tokens": tokens, "valid": tokens, "numbers": numbers}, function, config.batch_size * predictor.new_tokens
+  return {"tokens": tokens, "valid": tokens, "numbers": numbers}, function, read, predictor.new_tokens
 
 
 def shard_bytes(tree) -> float:

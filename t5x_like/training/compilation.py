@@ -87,7 +87,7 @@ def compile_step(config: "ConfigDict", parts: "Parts", batch: dict[str, jax.Shap
   compiled, options = compiled_step(lowered, jax.devices()[0])
   # A process that compiled faster (from a cache) would time out in the first collective after 30 s.
   distributed.agree({"compiled step with options": str(options)}, timeout_seconds=3600)
-  cost, devices = step_flops(parts.model, parts.objective, batch), jax.device_count()
+  cost, devices = step_flops(parts.model, parts.objective, batch, parts.trained), jax.device_count()
   peak, source = (config.peak_flops, "the config") if config.peak_flops else peak_flops(jax.devices()[0])
   cores = ", ".join(f"{place}: {name}".replace("_", " ") for place, name in in_words(used).items())
   against = f"MFU against {peak * devices / 1e12:,.3f} TFLOP/s of {devices} device{'s' * (devices > 1)}"
@@ -108,25 +108,27 @@ def positions(batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, int | str]:
   return {"positions": sum(math.prod(x.shape) for name, x in batch.items() if name.endswith("_input_tokens"))}
 
 
-def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct]) -> float:
+def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct], trained=None) -> float:
   """Count the model FLOPs of one train step: three times the matrix products of the forward pass.
 
   The usual convention of MFU: a multiplication and an addition are two FLOPs; the backward pass costs twice the
   forward pass; recomputation, elementwise work, gathers and the optimizer are free. Causal attention counts half of
   what the dense core computes, because causality hides half of the logits (Dao 2023, section 4.1), and other exact
   cores count as the dense one; bidirectional attention, also of a batch with a bidirectional prefix, counts in
-  full. The count walks the traced forward pass (the dot_generals and convolutions in it, times the lengths of the scans
-  around them), so it holds for any model.
+  full. The count walks the traced forward pass, its products times the lengths of the scans around them.
 
   Args:
     model: an abstract or concrete model.
     objective: `(model, batch, key) -> (loss sum, sums)`.
     batch: abstract features of the global batch.
+    trained: names of the trained parameters; None for all. See `training.frozen` for some.
   """
-  return 3.0 * forward_flops(lambda model, batch: objective(model, batch, None)[0], _dense(model), batch)
+  if trained is not None:
+    return slots.module("frozen", "t5x_like.training").step_flops(dense(model), objective, batch, trained)
+  return 3.0 * forward_flops(lambda model, batch: objective(model, batch, None)[0], dense(model), batch)
 
 
-def _dense(model):
+def dense(model):
   """Return the model with the dense core for every exact one, which computes the same function."""
   made = jax.tree.map(lambda x: x, model)
   for _, part in list(nnx.iter_modules(made)):
@@ -175,13 +177,13 @@ def matmul_flops_per_second(dtype: str = "float32", repeats: int = 5, seconds: f
 
 
 def _flops(jaxpr: core.Jaxpr, halved: bool = False) -> float:
-  return sum(_equation_flops(equation, halved) for equation in jaxpr.eqns)
+  return sum(equation_flops(equation, halved) for equation in jaxpr.eqns)
 
 
-def _equation_flops(equation, halved: bool) -> float:
+def equation_flops(equation, halved: bool) -> float:
   """Count the FLOPs of one equation; `halved` means that causality is already accounted for."""
   if not halved and CAUSAL in str(equation.source_info.name_stack):
-    return 0.5 * _equation_flops(equation, True)
+    return 0.5 * equation_flops(equation, True)
   name, params = equation.primitive.name, equation.params
   if name in ("dot_general", "ragged_dot_general"):  # ragged: every row is multiplied by its group's matrix
     ragged = params.get("ragged_dot_dimension_numbers")
@@ -194,10 +196,8 @@ def _equation_flops(equation, halved: bool) -> float:
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * window
   if name == "cond":
     return max(_flops(branch.jaxpr, halved) for branch in params["branches"])
-  if name == "custom_vjp_call":
-    return _flops(params["call_jaxpr"].jaxpr, halved)
   times = params["length"] if name == "scan" else 1
-  return times * sum(_flops(inner, halved) for inner in _inner(params))
+  return times * sum(_flops(jaxpr, halved) for jaxpr in inner(params))
 
 
 def _share(scopes: str) -> float:
@@ -206,7 +206,7 @@ def _share(scopes: str) -> float:
   return int(found[1]) / int(found[2]) if found else 1.0
 
 
-def _inner(params) -> list[core.Jaxpr]:
+def inner(params) -> list[core.Jaxpr]:
   """Return the jaxprs among an equation's parameters, as jit, scan, checkpoint and while have them."""
   found = (getattr(value, "jaxpr", value) for value in params.values())
   return [jaxpr for jaxpr in found if isinstance(jaxpr, core.Jaxpr)]

@@ -163,17 +163,19 @@ def test_what_the_compiler_says_of_memory(said, words):
 
 def test_steps_are_those_of_evaluation_and_prediction():
   """What is lowered takes parameters and a batch of rows split over the mesh, and is compiled only when asked."""
-  for recipe, more in ((NANO.partition("=")[2], ()), ("configs/llama/8b.py:debug", ("task.length=32",))):
+  for recipe, more in ((NANO.partition("=")[2], ()), ("configs/llama/8b.py:debug", ("task.length=1024",))):
     config, task = steps.resolve(recipes.load(recipe, ("mesh.fsdp=2", *more)), "cpu", None)
     parts = build(config)
     costs = {kind: steps.make(kind, config, parts, task) for kind in ("train", "eval", "decode")}
-    assert costs["train"].model_flops == pytest.approx(3 * costs["eval"].model_flops)
+    assert costs["train"].model_flops == pytest.approx(3 * costs["eval"].model_flops)  # beyond SHORT logits too
     for kind in ("eval", "decode"):
       batch = costs[kind].batch
       assert {x.shape[0] for x in batch.values()} == {config.batch_size}
       assert {x.sharding.shard_shape(x.shape)[0] for x in batch.values()} == {config.batch_size // 8}
       text = costs[kind].lower().as_text()
       assert ("stablehlo.while" in text) >= (kind == "decode")
+    # A prompt and its continuation, or inputs and targets, are as long as in training.
+    assert costs["decode"].model_flops == pytest.approx(costs["eval"].model_flops, rel=0.02)
     assert costs["eval"].batch.keys() - costs["train"].batch.keys() == {"example_index"}
 
 

@@ -8,6 +8,8 @@ import pytest
 from flax import nnx
 
 from t5x_like.models import gpt, t5
+from t5x_like.nn import lora, params
+from t5x_like.objectives import decoder
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.training import compilation
 
@@ -65,6 +67,29 @@ def test_causal_attention_counts_half(core, form):
   )
   assert found[0] == 2 * (projections + B * L * S * keys * D)
   assert found[1] == 2 * (projections + B * L * S * {"local": 48}.get(core, S) * 2 * D), "a prefix hides less: in full"
+
+
+@pytest.mark.parametrize("form", [{"layers": "scan"}, {"layers": "loop", "remat": "full"}])
+def test_what_is_frozen_has_less_of_a_backward_pass(form):
+  """Adapters of queries, and the last norm alone."""
+  rank, L, D = 4, 4, 256
+  make = lambda key: gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, **form)  # noqa: E731
+  model, tokens = jax.eval_shape(make, jax.random.key(0)), jax.ShapeDtypeStruct((B, S), jnp.int32)
+  inputs = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens, "decoder_loss_weights": tokens}
+  inputs["decoder_loss_weights"] = jax.ShapeDtypeStruct((B, S), jnp.float32)
+  projections, attention, adapters = B * S * (L * 12 * D * D + 384 * D), B * L * S * S * D, B * S * L * 2 * D * rank
+
+  def count(model, trained):
+    return compilation.step_flops(model, decoder.Objective(), inputs, trained)
+
+  assert count(model, None) == 6 * (projections + attention)
+  assert count(model, set(params.arrays(model))) == 6 * (projections + attention)
+  adapted = jax.eval_shape(lambda key: lora.adapted(make(key), ("query",), rank, 1.0, key), jax.random.key(0))
+  trained = {name for name in params.arrays(adapted) if "lora" in name}
+  # The first layer reads what nothing trained changes, and so do its keys and values; a scan's layers are all alike.
+  first = 0 if form["layers"] == "scan" else B * S * (3 * D * D + D * rank + S * D)
+  assert count(adapted, trained) == 4 * projections + 6 * (attention + adapters) - 2 * first
+  assert count(model, {"decoder/final_norm/scale"}) == 2 * (projections + attention) + 2 * B * S * 384 * D
 
 
 def test_counts_through_control_flow():

@@ -1,0 +1,77 @@
+"""Count the model FLOPs of a step that trains some parameters: adapters, a head, a student beside its teacher.
+
+A product `a @ b` costs its FLOPs once in the forward pass, and once more in the backward pass for each of `a` and `b`
+that depends on a trained parameter. So a frozen kernel costs one product, or two if something before it is trained, and
+a trained kernel three.
+"""
+
+from collections.abc import Callable, Collection
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from t5x_like.nn import params
+from t5x_like.nn.attention import CAUSAL
+from t5x_like.training import compilation
+
+Flags = list[bool]  # of values: whether each depends on a trained parameter
+
+
+def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct], trained: Collection[str]) -> float:
+  """Count as `compilation.step_flops` does, but for the backward pass of what is frozen.
+
+  Args:
+    model: with dense cores, see `compilation.dense`.
+    objective, batch, trained: see `compilation.step_flops`.
+  """
+  arrays = params.arrays(model)
+  traced = jax.make_jaxpr(lambda arrays, batch: objective(params.with_arrays(model, arrays), batch, None)[0])
+  flags = ({name: name in trained for name in arrays}, {name: False for name in batch})
+  return _counted(traced(arrays, batch).jaxpr, jax.tree.leaves(flags), False)[0]
+
+
+def _counted(jaxpr: core.Jaxpr, inputs: Flags, halved: bool) -> tuple[float, Flags]:
+  """Return (the FLOPs of both passes, the flags of the results); `halved` as in `compilation.equation_flops`."""
+  flags, total = dict(zip(jaxpr.invars, inputs, strict=True)), 0.0
+  for equation in jaxpr.eqns:
+    flops, results = _equation(equation, _of(flags, equation.invars), halved)
+    total += flops
+    flags.update(zip(equation.outvars, results))
+  return total, _of(flags, jaxpr.outvars)
+
+
+def _of(flags: dict, variables) -> Flags:
+  return [not isinstance(v, core.Literal) and flags.get(v, False) for v in variables]
+
+
+def _equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags]:
+  if not halved and CAUSAL in str(equation.source_info.name_stack):
+    flops, results = _equation(equation, inputs, True)
+    return 0.5 * flops, results
+  name, given = equation.primitive.name, equation.params
+  if name == "scan":
+    first, last = given["num_consts"], given["num_consts"] + given["num_carry"]
+    flops, results = _looped(given["jaxpr"].jaxpr, inputs, slice(first, last), halved)
+    return given["length"] * flops, results
+  if name == "while":
+    rest = inputs[given["cond_nconsts"] :]
+    return _looped(given["body_jaxpr"].jaxpr, rest, slice(given["body_nconsts"], len(rest)), halved)
+  if name == "cond":
+    found = [_counted(branch.jaxpr, inputs[1:], halved) for branch in given["branches"]]
+    return max(flops for flops, _ in found), [any(flags) for flags in zip(*(results for _, results in found))]
+  if inner := compilation.inner(given):
+    return _counted(inner[0], inputs, halved)
+  depends = any(inputs) and name != "stop_gradient"
+  results = [depends and jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in equation.outvars]
+  return compilation.equation_flops(equation, halved) * (1 + sum(inputs[:2])), results
+
+
+def _looped(body: core.Jaxpr, inputs: Flags, carried: slice, halved: bool) -> tuple[float, Flags]:
+  """Count one iteration of a loop's body, with flags that hold in every iteration."""
+  while True:
+    flops, results = _counted(body, inputs, halved)
+    both = [a or b for a, b in zip(inputs[carried], results)]
+    if both == inputs[carried]:
+      return flops, results
+    inputs = [*inputs[: carried.start], *both, *inputs[carried.stop :]]
