@@ -65,12 +65,12 @@ def adapted(model, targets: Sequence[str], rank: int, alpha: float, key: jax.Arr
   Args:
     targets: patterns of whole names or of their last parts, such as `query`, `cross_attention/layer/*`, `*`.
     key: random key; each layer's A is drawn from a key derived from it.
-    besides: patterns of kernels to exclude, such as `head/*/*`.
+    besides: patterns of whole names of kernels to exclude, such as `head/*/*`.
 
   Raises:
     UserError: a target matches no `Linear`.
   """
-  found = [name for name, _ in linears(model) if not _matches(f"{name}/kernel", besides)]
+  found = [n for n, _ in linears(model) if not any(fnmatch.fnmatchcase(f"{n}/kernel", form) for form in besides)]
   for target in targets:
     if not any(_matches(name, (target,)) for name in found):
       ends = sorted({name.rpartition("/")[2] for name in found})

@@ -13,6 +13,7 @@ from t5x_like.nn import lora, params
 from t5x_like.nn.linear import ADAPTERS, Linear, without_adapters
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
+from t5x_like.training.tunings import lora as tunings_lora
 from tests.models.families import Case as Family
 from tests.models.families import apart, shrunk
 
@@ -59,6 +60,15 @@ def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
   assert np.array_equal(zero, before) and np.array_equal(base, before)
   assert np.abs(moved - before).max() > 0.01
   np.testing.assert_allclose(merged, moved, atol=1e-5 * np.abs(moved).max())
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_defaults_adapt_queries_and_values(kind):
+  tuning = tunings_lora.make()
+  made = params.named_params(jax.eval_shape(lambda: tuning.adapt(plain(CASES[kind], "scan"), jax.random.key(2), {})))
+  adapters = [name.split("/")[-2] for name in made if name.endswith(ADAPTERS)]
+  assert set(adapters) == {"query", "value"} and len(adapters) == 4 * (3 if kind == "encoder_decoder" else 1)
+  assert {name for name in tuning.trained(made) if "blocks" in name} == {n for n in made if n.endswith(ADAPTERS)}
 
 
 @pytest.mark.parametrize("kind", CASES)
