@@ -58,6 +58,8 @@ def _search(request, args, saved: outputs.Output | None) -> int:
 
   if args.search < 1 or args.step != "train":
     raise UserError(f"--search={args.search}: expected how many plans of a train step to compile, at least 1")
+  if args.hlo:
+    raise UserError(f"--hlo={args.hlo}: --search compiles several programs; give --hlo with the flags that it prints")
   found = search.search(request, args.search, args.timeout_seconds, lambda line: print(line, flush=True))
   _write(saved, found)
   print(table.ranking(found))

@@ -40,7 +40,7 @@ class Candidate:
   """Overrides of a recipe, with estimates before compilation.
 
   Attributes:
-    bound: the most tokens per second and device.
+    bound: the most tokens, or images, per second and device.
     memory: the least bytes per device.
     rows: of a device, or of the devices that share a row.
   """
@@ -70,15 +70,17 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
   parts = build(base, devices[:1])
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
-  row = compilation.step_flops(parts.model, parts.objective, abstract_batch(base, parts.rules, task), parts.trained)
-  tokens = sum(math.prod(f.shape) for name, f in task.features.items() if name.endswith("_input_tokens"))
+  batch = abstract_batch(base, parts.rules, task)  # of one row
+  row = compilation.step_flops(parts.model, parts.objective, batch, parts.trained)
+  tokens = compilation.positions(batch)["positions"]
   kept = _kept(base, task, devices[:1])
   chip = topology.chip
   memory = chip.memory if chip else math.inf
   peak, link = (
     (compilation.peak_flops(devices[0])[0], chip.link * hardware.links(devices, topology)) if chip else (1e11, 1e10)
   )
-  for mesh in _meshes(config, topology.slices, len(devices)):
+  experts = config.mesh.get("expert", 1) > 1 or any("expert" in p.axes for p in named.values())
+  for mesh in _meshes(experts, topology.slices, len(devices)):
     try:
       rules = Rules.make(make_mesh(mesh, devices), config.rules.to_dict())
       state = abstract_state(parts.model, parts.optimizer, rules)
@@ -100,10 +102,9 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
       yield Candidate(tuple(overrides), bound, held + activations, rows)
 
 
-def _meshes(config: ConfigDict, slices: int, devices: int) -> Iterator[dict[str, int]]:
+def _meshes(experts: bool, slices: int, devices: int) -> Iterator[dict[str, int]]:
   """Yield every split of a slice's devices among data, fsdp, tensor and, for models with experts, expert."""
   inside = devices // slices
-  experts = config.model.get("design", {}).get("experts") or config.mesh.get("expert", 1) > 1
   for tensor, expert in itertools.product(_TENSOR, (1, 2, 4, 8) if experts else (1,)):
     left, uneven = divmod(inside, tensor * expert)
     if uneven:

@@ -126,8 +126,11 @@ def _decoding(config: ConfigDict, parts: Parts, task):
   from t5x_like.inference import generation, strategies
 
   shapes = {name: list(feature.shape) for name, feature in task.features.items()}
-  if "decoder_target_tokens" not in shapes:
+  if "decoder_target_tokens" not in shapes or not hasattr(parts.model, "decode"):
     raise UserError(f"--step=decode: {config.model.name} is an encoder, which generates nothing; plan --step=eval")
+  if len(shapes["decoder_target_tokens"]) > 1:
+    found = f"task {config.task.name} has several rows of tokens for each example, expected one"
+    raise UserError(f"--step=decode: {found}; plan the recipe that the model starts from")
   kind = generation.TextToText if "encoder_input_tokens" in shapes else generation.Continuation
   strategy = strategies.Greedy()
   predictor = kind(parts.model, task.vocabulary, shapes, strategy, None)

@@ -88,6 +88,7 @@ def test_a_compiler_that_fails_is_a_finding(program, words, monkeypatch, capsys,
     (["--topology=cpu:8", "--slices=2"], "--slices=2"),
     (["--topology=cpu:8", "--json=/no/such/directory/plan.json"], "no directory /no/such/directory"),
     (["--topology=cpu:8", "--step=fly"], "--step"),
+    (["--topology=cpu:8", "--search=2", "--hlo=program.txt"], "--search compiles several programs"),
     (["--topology=cpu:8", "--config.nothing=1"], "nothing"),
     (["--topology=v5e:4x4"], "t5x-like[plan]"),
   ],
@@ -179,6 +180,19 @@ def test_steps_are_those_of_evaluation_and_prediction():
     assert costs["eval"].batch.keys() - costs["train"].batch.keys() == {"example_index"}
 
 
+@pytest.mark.parametrize(
+  "recipe, words",
+  [
+    ("configs/finetune/preferences.py:debug", "task preferences has several rows of tokens"),
+    pytest.param("configs/realm/base.py:debug", "realm is an encoder", marks=pytest.mark.more),
+  ],
+)
+def test_steps_of_decoding_that_there_are_not(recipe, words):
+  config, task = steps.resolve(recipes.load(recipe, ()), "cpu", None)
+  with pytest.raises(UserError, match=f"--step=decode: {words}"):
+    steps._decoding(config, build(config), task)
+
+
 def test_a_phase_is_planned_by_name():
   config = recipes.load("configs/bert/base.py:debug")
   whole, short = (steps.resolve(config, "cpu", phase)[1].features for phase in (None, "short"))
@@ -212,6 +226,22 @@ def test_candidates_are_ranked_by_their_bound_and_fit(monkeypatch):
   monkeypatch.setitem(hardware.CHIPS, "v5e", dataclasses.replace(chip, memory=2**14))
   with pytest.raises(UserError, match="nothing fits"):
     search.candidates(request)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+  "recipe, flags, mesh",
+  [
+    ("configs/vit/base.py:debug", (), '{"fsdp":8}'),
+    ("configs/t5/base.py:debug", ("model.name=switch", "model.variant=switch-tiny-8"), '{"fsdp":4,"expert":2}'),
+  ],
+)
+def test_candidates_for_images_and_experts(recipe, flags, mesh, monkeypatch):
+  """Images have a bound too, and experts of a variant their axis of the mesh."""
+  monkeypatch.setattr(hardware, "devices", lambda topology: jax.devices())
+  monkeypatch.setattr(search.compilation, "peak_flops", lambda device: (1e12, "made up"))
+  found = search.candidates(dataclasses.asdict(child.Request(recipe, "v5e:2x4", overrides=flags)))
+  assert all(one["bound"] > 0 for one in found) and f"mesh={mesh}" in {one["overrides"][0] for one in found}
 
 
 def test_search_plans_the_best_and_ranks_what_fits(monkeypatch, capsys):
