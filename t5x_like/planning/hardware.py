@@ -52,7 +52,7 @@ CHIPS = {
   "v6e": Chip(32 * 2**30, 1.638e12, 90e9, 1.75e9, WIDE_UNITS),
   "tpu7x": Chip(96 * 2**30, 3.69e12, 100e9, 2.2e9, WIDE_UNITS),
 }
-_POD_SIDE = 16  # of v5e and v6e: only a dimension as long as the pod closes to a ring
+_FLAT, _POD_SIDE = ("v5e", "v6e"), 16  # two dimensions; only one as long as the pod closes to a ring
 _CUBE_SIDE = 4  # of the other chips: optical switches close every dimension of a slice of whole cubes
 NETWORK = 6.25e9  # bytes per second and chip between slices, over the data-centre network
 
@@ -85,9 +85,9 @@ class Topology:
   def dimensions(self) -> tuple[tuple[int, bool], ...]:
     """(Length in chips, whether the links of its ends close to a ring) of each dimension of a TPU slice."""
     lengths = [int(length) for length in self.shape.split("x")]
-    if len(lengths) == 2:
+    if self.kind in _FLAT:
       return tuple((length, length == _POD_SIDE) for length in lengths)
-    cubes = all(length % _CUBE_SIDE == 0 for length in lengths)
+    cubes = len(lengths) == 3 and all(length % _CUBE_SIDE == 0 for length in lengths)
     return tuple((length, cubes) for length in lengths)
 
 
@@ -105,6 +105,8 @@ def parse(text: str, slices: int = 1) -> Topology:
     )
   if not re.fullmatch(r"[1-9]\d*" if kind == "cpu" else r"[1-9]\d*(x[1-9]\d*){1,2}", shape):
     raise UserError(f"--topology={text}: found the shape {shape!r}, expected one like cpu:8, v5e:16x16 or v5p:4x4x4")
+  if kind in _FLAT and (shape.count("x") > 1 or max(map(int, shape.split("x"))) > _POD_SIDE):
+    raise UserError(f"--topology={text}: found the shape {shape!r}, expected two sides of at most {_POD_SIDE} chips")
   if slices < 1 or kind == "cpu" and slices > 1:
     raise UserError(f"--slices={slices}: expected at least 1, and 1 for cpu; several slices are for TPUs")
   return Topology(kind, shape, slices)
