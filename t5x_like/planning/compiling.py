@@ -47,7 +47,8 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   step = steps.make(request["step"], config, parts, task)
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
-  least = minimum.ring_bytes(named, rules, itemsize, request["step"] == "train", config.accumulation_steps)
+  train = request["step"] == "train"
+  least = minimum.ring_bytes(named, rules, itemsize, train, config.accumulation_steps, parts.trained)
   told = {
     "topology": topology.name,
     "step": request["step"],
@@ -69,7 +70,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     "memory": {
       "hbm": topology.chip.memory if topology.chip else None,
       "params": steps.shard_bytes(parts.state.params),
-      "optimizer": steps.shard_bytes(parts.state.opt_state) if request["step"] == "train" else 0.0,
+      "optimizer": steps.shard_bytes(parts.state.opt_state) if train else 0.0,
       "batch": steps.shard_bytes(step.batch),
     },
     "minimum_ring_gigabytes": sum(least.values()) / _GIGA,

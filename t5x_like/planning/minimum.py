@@ -10,19 +10,22 @@ compute dtype, one device must send at least
 
 These are ring bytes (`planning/collectives.py`) of 16-bit gathers and gradients where the compute dtype is bfloat16.
 Evaluation and decoding gather once and reduce nothing. A token table whose vectors are exchanged (`nn/embed.py`) is
-counted as if it were gathered: a program may send less. The cost of activations under tensor, sequence, expert or
-pipeline parallelism is left out: it depends on the kept and the recomputed activations.
+counted as if it were gathered, and a kernel of 8-bit products in the compute dtype: a program may send less. The cost
+of activations under tensor, sequence, expert or pipeline parallelism is left out: it depends on the kept and the
+recomputed activations.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from t5x_like.parallel.rules import Rules
 
 _BATCH = ("batch", "length")  # the logical axes over which devices have different tokens
 
 
-def ring_bytes(named: Mapping, rules: Rules, itemsize: int, train: bool, parts: int = 1) -> dict[str, float]:
+def ring_bytes(
+  named: Mapping, rules: Rules, itemsize: int, train: bool, parts: int = 1, trained: Collection[str] | None = None
+) -> dict[str, float]:
   """Return {"gathers": …, "reductions": …} in bytes per device and step.
 
   Args:
@@ -30,12 +33,14 @@ def ring_bytes(named: Mapping, rules: Rules, itemsize: int, train: bool, parts: 
     itemsize: bytes of the compute dtype.
     train: whether the step trains; otherwise it is a forward pass.
     parts: accumulation steps; parameters are gathered for each, gradients reduced once.
+    trained: names of the parameters that have gradients; None for all.
   """
-  gathers = reductions = 0.0
-  for whole, f, d in _parameters(named, rules, itemsize):
-    gathers += (2 * parts if train else 1) * whole * (f - 1) / f
-    reductions += whole * ((f - 1) / f + 2 / f * (d - 1) / d) if train else 0.0
-  return {"gathers": gathers, "reductions": reductions}
+  moving = {name: p for name, p in named.items() if train and (trained is None or name in trained)}
+  gathers = sum(
+    (2 * parts if train else 1) * whole * (f - 1) / f for whole, f, _ in _parameters(named, rules, itemsize)
+  )
+  sums = (whole * ((f - 1) / f + 2 / f * (d - 1) / d) for whole, f, d in _parameters(moving, rules, itemsize))
+  return {"gathers": gathers, "reductions": float(sum(sums))}
 
 
 def weight_bytes(named: Mapping, rules: Rules, itemsize: int) -> float:

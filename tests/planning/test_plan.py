@@ -14,7 +14,9 @@ import pytest
 from t5x_like import plan, recipes
 from t5x_like.errors import UserError
 from t5x_like.parallel.constrain import platform, target
-from t5x_like.planning import child, compiling, hardware, search, steps, table
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.planning import child, compiling, hardware, minimum, search, steps, table
 from t5x_like.training.build import build
 
 pytestmark = pytest.mark.runs
@@ -316,6 +318,15 @@ def test_an_installed_compiler_is_left_alone_by_other_programs(tmp_path):
   env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"} | {"PYTHONPATH": str(tmp_path)}
   done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=600)
   assert done.stdout == "cpu 8\n" and not done.stderr, done
+
+
+def test_what_is_frozen_sends_no_gradient():
+  rules = Rules.make(make_mesh({"fsdp": 4, "data": 2}, jax.devices()[:8]))
+  named = {name: types.SimpleNamespace(shape=(64, 32), axes=("embed", "mlp")) for name in ("adapter", "kernel")}
+  whole, one, none = (minimum.ring_bytes(named, rules, 2, True, 1, trained) for trained in (None, {"adapter"}, ()))
+  assert whole["gathers"] == one["gathers"] == none["gathers"] == 2 * 2 * 64 * 32 * 2 * 3 / 4
+  assert whole["reductions"] == 2 * one["reductions"] == 2 * 64 * 32 * 2 * (3 / 4 + 2 / 4 * 1 / 2)
+  assert none["reductions"] == 0
 
 
 @pytest.mark.parametrize("step, sent, said", [("decode", 90.0, True), ("decode", 20.0, False), ("eval", 90.0, False)])

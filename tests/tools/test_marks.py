@@ -40,6 +40,13 @@ def test_a_mark_needs_no_packages_of_data_or_recipes(name, tmp_path):
   assert json.loads((tmp_path / "out" / "marks.json").read_text()) == {name: figures}
 
 
+@pytest.mark.more
+def test_a_step_of_images_is_timed(compiled, one_device, capsys):
+  assert not benchmark.main(["step", "--config=configs/vit/base.py:debug", "--steps=1", "--warmup=0", "--batch=2"])
+  out = capsys.readouterr().out
+  assert "a fixed batch of 2 images." in out and json.loads(out.splitlines()[-1])["model_flops"] > 0
+
+
 @pytest.mark.parametrize(
   "flags, words",
   [

@@ -38,14 +38,15 @@ def main(args: argparse.Namespace) -> None:
   config = recipes.load(args.config, overrides)
 
   from t5x_like.runtime import process
+  from t5x_like.training import compilation
 
   process.prepare()
   config, compiled, state, batch, model_flops, compile_seconds = _compile(config, args)
-  tokens = sum(x.size for name, x in batch.items() if name.endswith("_input_tokens"))
+  read = compilation.positions(batch)
   print(
     f"Method: {args.config} with {' '.join(overrides)}; layers={config.model.layers}, dtype={config.model.dtype}. One"
     f" step of the training loop (forward, backward, {config.optimizer.name}, metrics), compiled as the loop compiles"
-    f" it, on a fixed batch of random tokens, {tokens:,} of them. "
+    f" it, on a fixed batch of {read['positions']:,} {read.get('of', 'random tokens')}. "
     + timing.METHOD.format(warmup=args.warmup, steps=args.steps),
     flush=True,
   )
@@ -69,7 +70,7 @@ def _compile(config, args: argparse.Namespace):
   start = time.perf_counter()
   compiled, _ = compilation.compiled_step(step.lower(), jax.devices()[0])
   seconds = time.perf_counter() - start
-  batch = {name: timing.random_feature(name, x, config.model.vocab_size) for name, x in step.batch.items()}
+  batch = {name: timing.random_feature(name, x, config.model.get("vocab_size", 2)) for name, x in step.batch.items()}
   batch = jax.device_put(batch, {name: x.sharding for name, x in step.batch.items()})
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   return config, compiled, state, batch, step.model_flops, seconds
