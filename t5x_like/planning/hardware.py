@@ -25,6 +25,7 @@ class Chip:
     link: bytes per second of one link to a neighbour in one direction.
     clock: cycles per second; with the size and number of the matrix units it determines the peak rate.
     kernels: the share of the peak rate that attention kernels reach, see `KERNELS`.
+    fast: the start of the 8-bit dtypes whose products run at twice the peak rate; empty for none.
     options: arguments of the topology. Real v4 slices show both cores of a chip as one device.
   """
 
@@ -33,6 +34,7 @@ class Chip:
   link: float
   clock: float
   kernels: float
+  fast: str = ""
   options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -46,11 +48,11 @@ WIDE_UNITS, KERNELS = 0.32, 0.48
 
 # cloud.google.com/tpu/docs/system-architecture-tpu-vm; link rates from Austin et al. 2025, "How to Scale Your Model".
 CHIPS = {
-  "v4": Chip(32 * 2**30, 1.228e12, 45e9, 1.05e9, KERNELS, {"chip_config_name": "megacore"}),
-  "v5e": Chip(16 * 2**30, 0.819e12, 45e9, 1.5e9, KERNELS),
-  "v5p": Chip(95 * 2**30, 2.765e12, 90e9, 1.75e9, KERNELS),
-  "v6e": Chip(32 * 2**30, 1.638e12, 90e9, 1.75e9, WIDE_UNITS),
-  "tpu7x": Chip(96 * 2**30, 3.69e12, 100e9, 2.2e9, WIDE_UNITS),
+  "v4": Chip(32 * 2**30, 1.228e12, 45e9, 1.05e9, KERNELS, options={"chip_config_name": "megacore"}),
+  "v5e": Chip(16 * 2**30, 0.819e12, 45e9, 1.5e9, KERNELS, "s8"),
+  "v5p": Chip(95 * 2**30, 2.765e12, 90e9, 1.75e9, KERNELS, "s8"),
+  "v6e": Chip(32 * 2**30, 1.638e12, 90e9, 1.75e9, WIDE_UNITS, "s8"),
+  "tpu7x": Chip(96 * 2**30, 3.69e12, 100e9, 2.2e9, WIDE_UNITS, "f8"),
 }
 _FLAT, _POD_SIDE = ("v5e", "v6e"), 16  # two dimensions; only one as long as the pod closes to a ring
 _CUBE_SIDE = 4  # of the other chips: optical switches close every dimension of a slice of whole cubes

@@ -20,31 +20,36 @@ _NONE = 2**62  # cycles
 _PASSES = {"fwd": 1.0, "dq": 1.5, "dkv": 2.0}
 
 
-def flops(program: Program) -> float:
-  """Return the FLOPs of all executions without kernels; a multiplication with an addition counts as two."""
+def flops(program: Program, fast: str = "") -> float:
+  """Return the FLOPs of all executions without kernels; a multiplication with an addition counts as two.
+
+  Args:
+    fast: the start of dtypes, such as "s8", whose products take half the time and count half; empty for none.
+  """
   total = 0.0
   for computation, instructions in program.computations.items():
     times = program.executions.get(computation, 0)
     shapes = program.shapes(computation) if times else {}
-    total += times * sum(_flops(instruction, shapes) for instruction in instructions) if times else 0.0
+    total += times * sum(_flops(instruction, shapes, fast) for instruction in instructions) if times else 0.0
   return total
 
 
-def instruction_flops(program: Program, instruction: Instruction, shapes: dict[str, str]) -> float:
-  """Return the FLOPs of one execution of an instruction, with the computation that it fuses."""
-  total = _flops(instruction, shapes)
+def instruction_flops(program: Program, instruction: Instruction, shapes: dict[str, str], fast: str = "") -> float:
+  """Return the FLOPs of one execution of an instruction, with the computation that it fuses; `fast` as in `flops`."""
+  total = _flops(instruction, shapes, fast)
   for kind, name in instruction.called():
     if kind == "calls" and name in program.fused:
       inner = program.shapes(name)
-      total += sum(instruction_flops(program, one, inner) for one in program.computations.get(name, ()))
+      total += sum(instruction_flops(program, one, inner, fast) for one in program.computations.get(name, ()))
   return total
 
 
-def _flops(instruction: Instruction, shapes: dict[str, str]) -> float:
-  if instruction.opcode == "dot":
-    return _dot(instruction, shapes)
-  whole = instruction.opcode == "convolution" and _RAGGED not in instruction.rest
-  return _convolution(instruction, shapes) if whole else 0.0
+def _flops(instruction: Instruction, shapes: dict[str, str], fast: str) -> float:
+  if instruction.opcode not in ("dot", "convolution") or _RAGGED in instruction.rest:
+    return 0.0
+  total = (_dot if instruction.opcode == "dot" else _convolution)(instruction, shapes)
+  factors = [arrays(shapes[name])[0][0] for name in instruction.operands[:2]]
+  return total / 2 if fast and all(dtype.startswith(fast) for dtype in factors) else total
 
 
 def kernels(program: Program) -> tuple[float, int]:

@@ -19,8 +19,9 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 _THROUGH = ("bitcast", "copy", "convert", "reshape")
 
 
-def seconds(program: Program, peak: float, bandwidth: float) -> float:
-  """Return the sum over all executed operations of the longer of FLOPs / `peak` and bytes / `bandwidth`."""
+def seconds(program: Program, peak: float, bandwidth: float, fast: str = "") -> float:
+  """Return the sum over all executed operations of the longer of FLOPs / `peak` and bytes / `bandwidth`; `fast` as in
+  `products.flops`."""
   total = 0.0
   for computation, instructions in program.computations.items():
     apart = computation in program.fused or computation in program.asynchronous
@@ -29,7 +30,7 @@ def seconds(program: Program, peak: float, bandwidth: float) -> float:
     for instruction in instructions if times else ():
       if instruction.opcode in (*_FREE, *KINDS) or instruction.opcode.endswith(("-start", "-done", "-update")):
         continue
-      calculated = products.instruction_flops(program, instruction, shapes)
+      calculated = products.instruction_flops(program, instruction, shapes, fast)
       total += times * max(calculated / peak, moved(program, instruction, shapes) / bandwidth)
   return total
 

@@ -238,6 +238,19 @@ def test_flops_of_products(line, flops):
   assert products.flops(Program(text)) == flops
 
 
+def test_products_of_a_fast_dtype_take_half_the_time():
+  lines = [
+    "%a = s8[8,4]{1,0} parameter(0)",
+    "%b = s8[4,6]{1,0} parameter(1)",
+    "%c = bf16[4,6]{1,0} parameter(2)",
+    "%y = s32[8,6]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+    "ROOT %z = f32[8,6]{1,0} convolution(%a, %c), dim_labels=bf_io->bf",
+  ]
+  program, one = Program(entry(*lines)), 2 * 8 * 6 * 4
+  assert [products.flops(program, fast) for fast in ("", "f8", "s8")] == [2 * one, 2 * one, 1.5 * one]
+  assert roofline.seconds(program, 1.0, 1e12, "s8") == 1.5 * one
+
+
 def test_flops_leave_out_padding_and_dilation():
   text = entry(
     "%a = f32[1,5,3]{2,1,0} parameter(0)",
