@@ -5,7 +5,7 @@
   python -m tools.plans --accept             # although a program does more work than the stored one
 
 A plan whose program grows (`planning/counts.py`) is refused with exit code 4: its old line stays, and the counts that
-grew are printed.
+grew are printed. So does the line of a plan whose compiler fails or is not done in time, with exit code 5.
 Needs libtpu (the extra `plan`), but no TPU. The measured plans are kept beside the page, in docs/plans.json.
 """
 
@@ -200,10 +200,13 @@ def _row(name: str, plan: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
   parser = command_line.Parser(__doc__, opens_runs=False)
   parser.add_argument("--only", default="", metavar="REGEX", help="plans whose name matches (default: all)")
-  parser.add_argument("--accept", action="store_true", help="store programs that do more work too")
+  parser.add_argument("--accept", action="store_true", help="store programs that do more work, or fail, too")
   parser.add_argument("--timeout_seconds", type=float, default=1800, metavar="S", help="for each (default: 1800)")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
-  chosen = [name for name in PLANS if re.search(args.only, name)]
+  try:
+    chosen = [name for name in PLANS if re.search(args.only, name)]
+  except re.error as error:
+    raise UserError(f"--only={args.only}: no regular expression: {error}") from None
   if not chosen:
     raise UserError(f"--only={args.only}: matches none of {', '.join(PLANS)}")
   measured = _PAGE.with_suffix(".json")
@@ -216,6 +219,10 @@ def main(argv: list[str] | None = None) -> int:
     if grew and not args.accept:
       print(f"  refused, its program does more work: {'; '.join(grew)}", flush=True)
       worst = EXIT_GREW
+      continue
+    if name in plans and "total_gigabytes" not in plan and not args.accept:
+      print("  not stored: the old plan has figures", flush=True)
+      worst = EXIT_DOES_NOT_FIT
       continue
     plans[name] = {key: value for key, value in plan.items() if key in _KEPT or key.endswith("gigabytes")}
     worst = worst if plan["fits"] else EXIT_DOES_NOT_FIT

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters import partial_eval
 from ml_collections import ConfigDict
 
 from t5x_like.data import features
@@ -96,14 +97,20 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
     cost = compilation.forward_flops(function, dense, batch)
   else:
     batch, function, read, new_tokens = _decoding(config, parts, task)
-    tokens, reading = config.batch_size * new_tokens, compilation.forward_flops(read, dense, batch)
-    cost = reading + new_tokens * (compilation.forward_flops(function, dense, batch) - reading)  # one loop's iteration
+    tokens, reading = config.batch_size * new_tokens, _needed_flops(read, dense, batch)
+    cost = reading + new_tokens * (_needed_flops(function, dense, batch) - reading)  # of one loop's iteration
 
   def run(arrays, batch):
     with parts.rules.activate():
       return function(params.with_arrays(parts.model, arrays), batch)
 
   return Step(batch, lambda: jax.jit(run).lower(parts.state.params, batch), cost, tokens)
+
+
+def _needed_flops(function: Callable, *args) -> float:
+  """Count as `compilation.forward_flops`, without results that nothing reads, such as the logits of a prompt."""
+  jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+  return compilation.jaxpr_flops(partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
 
 
 def _evaluated(config: ConfigDict, parts: Parts, task) -> dict[str, jax.ShapeDtypeStruct]:

@@ -139,7 +139,7 @@ def dense(model):
 
 def forward_flops(function: Callable, *args) -> float:
   """Count the FLOPs of the matrix products of one call of `function` on (abstract) arguments."""
-  return _flops(jax.make_jaxpr(function)(*args).jaxpr)
+  return jaxpr_flops(jax.make_jaxpr(function)(*args).jaxpr)
 
 
 def peak_flops(device: jax.Device) -> tuple[float, str]:
@@ -176,7 +176,7 @@ def matmul_flops_per_second(dtype: str = "float32", repeats: int = 5, seconds: f
   return best
 
 
-def _flops(jaxpr: core.Jaxpr, halved: bool = False) -> float:
+def jaxpr_flops(jaxpr: core.Jaxpr, halved: bool = False) -> float:
   return sum(equation_flops(equation, halved) for equation in jaxpr.eqns)
 
 
@@ -195,9 +195,9 @@ def equation_flops(equation, halved: bool) -> float:
     window = math.prod(kernel.shape) / kernel.shape[out_features]  # already divided by feature groups
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * window
   if name == "cond":
-    return max(_flops(branch.jaxpr, halved) for branch in params["branches"])
+    return max(jaxpr_flops(branch.jaxpr, halved) for branch in params["branches"])
   times = params["length"] if name == "scan" else 1
-  return times * sum(_flops(jaxpr, halved) for jaxpr in inner(params))
+  return times * sum(jaxpr_flops(jaxpr, halved) for jaxpr in inner(params))
 
 
 def _share(scopes: str) -> float:

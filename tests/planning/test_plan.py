@@ -180,8 +180,8 @@ def test_steps_are_those_of_evaluation_and_prediction():
       assert {x.sharding.shard_shape(x.shape)[0] for x in batch.values()} == {config.batch_size // 8}
       text = costs[kind].lower().as_text()
       assert ("stablehlo.while" in text) >= (kind == "decode")
-    # A prompt and its continuation, or inputs and targets, are as long as in training.
-    assert costs["decode"].model_flops == pytest.approx(costs["eval"].model_flops, rel=0.02)
+    # A prompt and its continuation, or inputs and targets, are as long as in training; a prompt has no logits.
+    assert costs["decode"].model_flops == pytest.approx(costs["eval"].model_flops, rel=0.03)
     assert costs["eval"].batch.keys() - costs["train"].batch.keys() == {"example_index"}
 
 

@@ -3,6 +3,8 @@
 import json
 import pathlib
 
+import pytest
+
 from tools import plans
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -13,3 +15,19 @@ def test_the_page_is_made_of_the_stored_plans():
   assert list(stored) == [name for name in plans.PLANS if name in stored]
   assert (DOCS / "plans.md").read_text() == plans.page(stored)
   assert any(isinstance(one.get("remat"), dict) for one in stored.values())
+
+
+def test_a_compiler_that_fails_leaves_the_stored_plan(monkeypatch, tmp_path, capsys):
+  name, page = "deit s 16, v5e 2x4", tmp_path / "plans.md"
+  figures = json.loads((DOCS / "plans.json").read_text())[name]
+  page.with_suffix(".json").write_text(json.dumps({name: figures}))
+  monkeypatch.setattr(plans, "_PAGE", page)
+  monkeypatch.setattr(plans.child, "plan", lambda request, timeout: {"fits": False, "verdict": "was not done"})
+  assert plans.main(["--only=deit"]) == plans.EXIT_DOES_NOT_FIT and "not stored" in capsys.readouterr().out
+  assert json.loads(page.with_suffix(".json").read_text()) == {name: figures}
+  assert plans.main(["--only=deit", "--accept"]) == plans.EXIT_DOES_NOT_FIT and "was not done" in page.read_text()
+
+
+@pytest.mark.parametrize("flag, words", [("--only=(", "no regular expression"), ("--only=elmo", "matches none of")])
+def test_names_that_match_nothing_are_one_line(flag, words, capsys):
+  assert plans.main([flag]) == 2 and words in capsys.readouterr().err
