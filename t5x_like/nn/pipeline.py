@@ -140,5 +140,7 @@ class _Rows:
 
 def _per_row(context: Context) -> dict:
   """Return the fields of a context whose arrays have the batch (or 1) as first axis."""
-  names = ["mask", "memory", "memory_mask", "valid"] + ["bias"] * isinstance(context.bias, jax.Array)
+  names = ["mask", "memory", "memory_mask", "valid", "places", "memory_places"]
+  if isinstance(context.bias, jax.Array) and context.bias.ndim == 4:  # not the vectors of disentangled attention
+    names.append("bias")
   return {name: getattr(context, name) for name in names}

@@ -14,7 +14,10 @@ from t5x_like.errors import UserError
 from t5x_like.models import bert, llama, mixtral
 from t5x_like.models import t5 as t5_family
 from t5x_like.nn import params
+from t5x_like.nn import pipeline as pipelines
 from t5x_like.nn.dims import Dims
+from t5x_like.nn.layer import Context
+from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
@@ -91,6 +94,16 @@ def test_stages_equal_one_device(case, mesh):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
   for name, g in expected_gradients.items():
     np.testing.assert_allclose(gradients[name], g, rtol=1e-4, atol=1e-6 + 2e-5 * np.abs(g).max(), err_msg=name)
+
+
+def test_only_arrays_with_a_row_per_example_are_cut():
+  """The vectors of 512 distances in DeBERTa are as many as the rows of some batches."""
+  rows, vectors = jnp.zeros((ROWS, 1, 2, 2)), jnp.zeros((ROWS, 16))
+  mask = Mask(positions(LENGTH), positions(LENGTH))
+  for bias, cut in ((rows, True), (vectors, False), (rows[:1], False)):
+    context = Context(mask=mask, bias=bias, places=jnp.zeros((ROWS, LENGTH, 16)))
+    piece = pipelines._Rows.of(context, ROWS, 4).context(context, 1)
+    assert piece.bias.shape[0] == (ROWS // 4 if cut else bias.shape[0]) and piece.places.shape[0] == ROWS // 4
 
 
 @pytest.mark.parametrize(
