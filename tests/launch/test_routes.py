@@ -155,6 +155,7 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
   [
     (gke.main, ["start", *COMMAND], "--image"),
     (gke.main, ["start", "--image=x", "--topology=big", *COMMAND], "--topology=big"),
+    (gke.main, ["start", "--image=x", "--chips_per_host=0", *COMMAND], "--chips_per_host"),
     (gke.main, ["start", *GKE, "--env=HF_TOKEN=1", *COMMAND], "HF_TOKEN: looks like a secret"),
     (sky.main, ["start", "--env=WANDB_API_KEY=1", *COMMAND], "WANDB_API_KEY: looks like a secret"),
     (gke.main, ["begin", *COMMAND], "begin"),
