@@ -23,12 +23,13 @@ from jax.experimental import pallas as pl
 from t5x_like.nn.cores._devices import PerDevice
 from t5x_like.nn.cores.dense import NEGATIVE
 from t5x_like.nn.dims import Dropout, hashed
-from t5x_like.parallel.constrain import platform
+from t5x_like.parallel.constrain import current, platform
 
 LANES = 128  # a TPU's vector registers are this wide
 FEWEST, LARGEST = 16, 2**20  # queries; logits of a head, of which a step holds several float32 arrays
 _LOGITS = 2**18  # of a step; fewer would not outweigh its start
 _MEMORY = 96 * 2**20  # bytes that a step may take
+_OLD, _LITTLE = ("TPU v2", "TPU v3", "TPU v4"), 2**24  # chips, and the bytes of their cores' memory; others have more
 
 
 class Fused(PerDevice):
@@ -45,6 +46,11 @@ class Fused(PerDevice):
     most = LARGEST // (_together(N, [H]) if softmax.bias is not None or softmax.position.biased else 1)
     if T < FEWEST or T * S > most:
       return f"{T} queries and {S} keys, expected at least {FEWEST} queries and at most {most} pairs"
+    layout = current()
+    device = jax.devices()[0] if layout is None else layout.mesh.devices.flat[0]
+    biased = softmax.bias is not None or softmax.position.biased
+    if device.device_kind.startswith(_OLD) and (needs := _bytes(q, S, biased)) > _LITTLE:
+      return f"{T} queries and {S} keys, whose step takes {needs / 2**20:.0f} of the 16 MiB of a {device.device_kind}"
     return None
 
   def attend(self, q, k, v, mask, softmax):
@@ -107,6 +113,16 @@ _attend.defvjp(lambda static, *inputs: (_attend(static, *inputs), inputs), _back
 def _together(heads: int, widths: list[int]) -> int:
   """Return the number of heads in a step: the fewest whose columns fill whole registers, or all."""
   return next((n for n in range(1, heads) if heads % n == 0 and all(n * w % LANES == 0 for w in widths)), heads)
+
+
+def _bytes(q: jax.Array, S: int, biased: bool) -> int:
+  """Estimate the memory of a step of the backward pass: five arrays of logits, and twice each block that comes or goes,
+  of which the next or the last is on its way."""
+  B, T, N, H = q.shape
+  n = _together(N, [H])
+  rows = max(1, min(B, _LOGITS // (n * T * S)))
+  blocks = rows * n * (H * (3 * T + 4 * S) * q.dtype.itemsize + 2 * biased * 4 * T * S)
+  return 5 * 4 * T * S + 2 * (blocks + T * S)
 
 
 def _call(kernel, static, arrays: dict, more: dict, out_shapes: dict, products: int) -> dict:

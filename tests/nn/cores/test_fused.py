@@ -1,5 +1,7 @@
 """The kernel with whole rows of logits, in Pallas' interpreter."""
 
+import types
+
 import core_cases as cases
 import jax
 import jax.numpy as jnp
@@ -8,10 +10,11 @@ import pytest
 
 from more import beyond
 from t5x_like.nn import dims
-from t5x_like.nn.cores import fused
+from t5x_like.nn.cores import Softmax, fused
 from t5x_like.nn.cores.fused import Fused, kept, seeds
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
+from t5x_like.parallel.constrain import activated
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
@@ -36,6 +39,26 @@ def test_it_equals_dense(kind, bias, kv_heads, logits, monkeypatch):
   """Output and all gradients, with several rows in a step or one; rows of one array of biases share its gradient."""
   monkeypatch.setattr(fused, "_LOGITS", logits)
   cases.assert_equals_dense(CORE, cases.mask(kind), (*cases.qkv(K=kv_heads), *cases.bias(bias)))
+
+
+@pytest.mark.parametrize(
+  "T, S, heads, width, biased, chip, refuses",
+  [
+    (512, 512, 12, 64, True, "TPU v4", False),
+    (512, 1024, 12, 64, True, "TPU v4", True),
+    (724, 724, 16, 64, False, "TPU v4", False),
+    (512, 1024, 20, 80, False, "TPU v4", True),
+    (512, 1024, 20, 80, False, "TPU v5 lite", False),
+  ],
+)
+def test_old_chips_have_little_memory(T, S, heads, width, biased, chip, refuses):
+  """As the compiler found for each."""
+  mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(device_kind=chip)]))
+  q, k = (jax.ShapeDtypeStruct((4, length, heads, width), jnp.bfloat16) for length in (T, S))
+  bias = jax.ShapeDtypeStruct((1, heads, T, S), jnp.float32) if biased else None
+  with activated(types.SimpleNamespace(mesh=mesh)):
+    words = Fused.refused(q, k, Mask(positions(T), positions(S)), Softmax(bias))
+  assert bool(words) == refuses and (not refuses or "16 MiB of a TPU v4" in words)
 
 
 @pytest.mark.more
