@@ -122,7 +122,7 @@ Before and after, by today's estimate:
   still reduce-scattered. Pieces of the output table arrive by asynchronous all-reduces, which send twice its bytes
   (4.2 GB in place of 2.1).
 - **Larger models**, in brackets by the earlier estimate, which left out kernels and waiting: Llama 70B 59 % (52), 405B
-  55 % (46), Mixtral 53 % (50), T5 1.1 XXL on v5p 46 % (33). Others were overestimated: T5 1.1 XXL on v5e 17 % (24),
+  55 % (46), Mixtral 37 % (35), T5 1.1 XXL on v5p 46 % (33). Others were overestimated: T5 1.1 XXL on v5e 17 % (24),
   PaLM 540B 39 % (50), Llama 8B on v6e with rows of 32,768 28 % (51).
 - **v4** gathers beside the products only by an option, which is passed since: PaLM 540B 30.84 s (39 %) before, 24.86 s
   (49 %) now; T5 11B 2.01 s (16 %) and 1.63 s (20 %), the latter with `fused` too.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # `tools.benchmark marks` runs without ml_collections
 _PEAK = {
   "TPU v2": 22.5e12, "TPU v3": 61.5e12,  # a device is one of two cores of a chip
   "TPU v4 lite": 138e12, "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12,
-  "TPU v6 lite": 918e12, "TPU v6e": 918e12, "TPU7x": 1153.5e12,
+  "TPU v6 lite": 918e12, "TPU v6e": 918e12, "TPU7x": 1153.5e12, "NVIDIA H200 NVL": 835e12, "NVIDIA H100 NVL": 835e12,
   "NVIDIA B200": 2250e12, "NVIDIA H200": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100": 989e12,
   "NVIDIA GH200": 989e12, "NVIDIA A100": 312e12, "NVIDIA L40S": 362e12, "NVIDIA L40": 181e12, "NVIDIA L4": 121e12,
   "NVIDIA A10G": 70e12, "NVIDIA A10": 125e12, "Tesla V100": 125e12, "Tesla T4": 65e12,
@@ -76,11 +76,8 @@ def compiled_step(lowered: jax.stages.Lowered, device: jax.Device, **more) -> tu
 
 
 def compile_step(config: "ConfigDict", parts: "Parts", batch: dict[str, jax.ShapeDtypeStruct]) -> tuple[Callable, Cost]:
-  """Compile the step for such batches in all processes; print the time and the step's cost.
-
-  Returns:
-    (`(state, batch) -> (state, metrics)`, which donates the state; its cost)
-  """
+  """Compile the step for such batches in all processes, print the time and the step's cost, and return (a function
+  `(state, batch) -> (state, metrics)` that donates the state, the cost)."""
   start, hits = time.perf_counter(), compile_cache.hits()
   with cores_used() as used:
     lowered = lower_step(config, parts, batch)
@@ -115,7 +112,7 @@ def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct
   forward pass; recomputation, elementwise work, gathers and the optimizer are free. Causal attention counts half of
   what the dense core computes, because causality hides half of the logits (Dao 2023, section 4.1), and other exact
   cores count as the dense one; bidirectional attention, also of a batch with a bidirectional prefix, counts in
-  full. The count walks the traced forward pass, its products times the lengths of the scans around them.
+  full. Experts count for the tokens that choose them. The count walks the traced forward pass.
 
   Args:
     model: an abstract or concrete model.
@@ -129,11 +126,14 @@ def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct
 
 
 def dense(model):
-  """Return the model with the dense core for every exact one, which computes the same function."""
+  """Return the model with the dense core for every exact one, which computes the same function, and without slots that
+  experts leave empty."""
   made = jax.tree.map(lambda x: x, model)
   for _, part in list(nnx.iter_modules(made)):
     if isinstance(part, Attention) and part.core.exact:
       part.core = Dense()
+    elif hasattr(part, "experts"):
+      part.experts = dataclasses.replace(part.experts, dispatch="dropless")
   return made
 
 
@@ -196,8 +196,7 @@ def equation_flops(equation, halved: bool) -> float:
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * window
   if name == "cond":
     return max(jaxpr_flops(branch.jaxpr, halved) for branch in params["branches"])
-  times = params["length"] if name == "scan" else 1
-  return times * sum(jaxpr_flops(jaxpr, halved) for jaxpr in inner(params))
+  return (params["length"] if name == "scan" else 1) * sum(jaxpr_flops(jaxpr, halved) for jaxpr in inner(params))
 
 
 def _share(scopes: str) -> float:

@@ -204,3 +204,6 @@ def test_flops_of_mixtral_are_those_of_two_experts():
   D, F, L = 4096, 14336, 32
   layer = 2 * (2 * D * D + 2 * D * 1024) + 2 * 2 * 3 * D * F + 2 * D * 8 + 4 * T * D // 2  # causal
   assert count == B * T * (L * layer + 2 * D * 32000)
+  experts = dataclasses.replace(mixtral.VARIANTS["8x7b"].design.experts, dispatch="capacity", capacity_factor=1.5)
+  model = compilation.dense(abstract(mixtral, "8x7b", design={"experts": dataclasses.asdict(experts)}))
+  assert count == compilation.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)

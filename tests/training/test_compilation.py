@@ -130,6 +130,7 @@ def test_convolution():
     ("NVIDIA H100 80GB HBM3", 989e12),
     ("NVIDIA H100 PCIe", 756e12),
     ("NVIDIA H200", 989e12),
+    ("NVIDIA H100 NVL", 835e12),
     ("NVIDIA A100-SXM4-80GB", 312e12),
     ("NVIDIA L4", 121e12),
     ("NVIDIA L40S", 362e12),
