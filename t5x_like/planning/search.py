@@ -89,7 +89,7 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
     ways, shared = rules.ways("batch"), len(devices) // rules.ways("batch")
     sent = sum(minimum.ring_bytes(named, rules, itemsize, train=True, trained=parts.trained).values())
     gradients = steps.shard_bytes(state.params) * itemsize / 4  # in the compute dtype
-    held = steps.shard_bytes(state) + gradients
+    held = steps.shard_bytes(state.params if config.optimizer.get("offload") else state) + gradients
     for rows, remat in itertools.product(_ROWS, _REMAT if "remat" in config.model else (None,)):
       activations = rows * kept[remat] / shared
       if held + activations > memory:

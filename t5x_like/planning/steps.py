@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval
 from ml_collections import ConfigDict
 
+from t5x_like.checkpoints.tensors import HOST
 from t5x_like.data import features
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.nn import params
@@ -159,5 +160,7 @@ def _decoding(config: ConfigDict, parts: Parts, task):
 
 
 def shard_bytes(tree) -> float:
-  """Return one device's bytes of a tree of abstract arrays with shardings, without the padding of tiles."""
-  return float(sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)))
+  """Return one device's bytes of a tree of abstract arrays with shardings, without the padding of tiles and without
+  arrays in the hosts' memory."""
+  kept = [x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != HOST]
+  return float(sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in kept))

@@ -25,10 +25,10 @@ def text(plan: dict[str, Any]) -> str:
     "",
     "memory, GB a device",
   ]
-  for kind in ("params", "optimizer", "batch", "arguments", "outputs", "temporaries", "code", "total", "hbm"):
-    if memory[kind] is not None:
-      note = {"arguments": "  params, optimizer and batch, with the padding of tiles"}.get(kind, "")
-      lines.append(f"  {kind:<12}{memory[kind] / _GIGA:>9.3f}{note}")
+  notes = {"arguments": "  params, optimizer and batch, with the padding of tiles", "host": "  in its host's memory"}
+  for kind in ("params", "optimizer", "batch", "arguments", "outputs", "temporaries", "code", "total", "hbm", "host"):
+    if memory[kind] is not None and (memory[kind] or kind != "host"):
+      lines.append(f"  {kind:<12}{memory[kind] / _GIGA:>9.3f}{notes.get(kind, '')}")
   if "collectives" not in plan:
     return "\n".join([*lines, "", plan["verdict"]])
   lines += ["", f"{'collectives in a step':<36}{'over':<22}{'times':>7}{'GB':>9}{'ring GB':>9}  "]

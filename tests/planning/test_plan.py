@@ -320,6 +320,13 @@ def test_an_installed_compiler_is_left_alone_by_other_programs(tmp_path):
   assert done.stdout == "cpu 8\n" and not done.stderr, done
 
 
+def test_arrays_in_the_hosts_memory_take_none_of_the_devices():
+  one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  there = jax.ShapeDtypeStruct((4, 8), "float32", sharding=one.with_memory_kind("pinned_host"))
+  here = jax.ShapeDtypeStruct((4, 8), "float32", sharding=one.with_memory_kind("device"))
+  assert steps.shard_bytes({"mu": there, "kernel": here}) == 4 * 8 * 4
+
+
 def test_what_is_frozen_sends_no_gradient():
   rules = Rules.make(make_mesh({"fsdp": 4, "data": 2}, jax.devices()[:8]))
   named = {name: types.SimpleNamespace(shape=(64, 32), axes=("embed", "mlp")) for name in ("adapter", "kernel")}
