@@ -112,7 +112,7 @@ def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct
   forward pass; recomputation, elementwise work, gathers and the optimizer are free. Causal attention counts half of
   what the dense core computes, because causality hides half of the logits (Dao 2023, section 4.1), and other exact
   cores count as the dense one; bidirectional attention, also of a batch with a bidirectional prefix, counts in
-  full. Experts count for the tokens that choose them. The count walks the traced forward pass.
+  full. Windows count the keys that they leave, experts the tokens that choose them, in the traced forward pass.
 
   Args:
     model: an abstract or concrete model.
@@ -126,12 +126,12 @@ def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct
 
 
 def dense(model):
-  """Return the model with the dense core for every exact one, which computes the same function, and without slots that
-  experts leave empty."""
+  """Return the model to count: with the dense core for every exact one, on the keys that a window leaves, and without
+  slots that experts leave empty."""
   made = jax.tree.map(lambda x: x, model)
   for _, part in list(nnx.iter_modules(made)):
     if isinstance(part, Attention) and part.core.exact:
-      part.core = Dense()
+      part.core = Dense() if part.window is None else slots.module("windowed", "t5x_like.training").Windowed()
     elif hasattr(part, "experts"):
       part.experts = dataclasses.replace(part.experts, dispatch="dropless")
   return made

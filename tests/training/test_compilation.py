@@ -69,6 +69,20 @@ def test_causal_attention_counts_half(core, form):
   assert found[1] == 2 * (projections + B * L * S * {"local": 48}.get(core, S) * 2 * D), "a prefix hides less: in full"
 
 
+def test_windows_count_the_keys_that_they_leave():
+  """30 on average: half of them, for causality, is the mean of 1, 2, …, 16, 16, …"""
+  counts = []
+  for windows in ([16], [16, None], [None]):
+    make = lambda key, w=windows: gpt.Model(  # noqa: E731
+      nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, design={"windows": w, "position": "alibi"}
+    )
+    model = compilation.dense(jax.eval_shape(make, jax.random.key(0)))
+    batch = {"decoder_input_tokens": jnp.zeros((B, S), jnp.int32)}
+    counts.append(compilation.forward_flops(lambda model, batch: model(batch)["logits"], model, batch))
+  L, D = 4, 256
+  assert [counts[2] - count for count in counts] == [2 * B * S * layers * (S - 30) * D for layers in (L, L // 2, 0)]
+
+
 @pytest.mark.parametrize("form", [{"layers": "scan"}, {"layers": "loop", "remat": "full"}])
 def test_what_is_frozen_has_less_of_a_backward_pass(form):
   """Adapters of queries, and the last norm alone."""
