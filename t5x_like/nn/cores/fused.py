@@ -62,7 +62,7 @@ class Fused(PerDevice):
     if (bias := softmax.biases(mask.q_pos, mask.k_pos)) is not None:
       more["bias"] = places.own_heads(bias, 1).astype(jnp.float32)  # its gradient is summed over rows
     if softmax.key is not None and softmax.dropout.rate > 0:
-      more["drawn"] = jnp.concatenate([seeds(softmax.key), places.rows, places.heads])
+      more["drawn"] = jnp.concatenate([seeds(softmax.key), places.rows, places.heads])[None]
     out = _attend((N, softmax.dropout), *(x.reshape(*x.shape[:2], -1) for x in (q, k, v)), more)
     return out.reshape(B, T, N, -1)
 
@@ -91,8 +91,8 @@ def _attend(static: tuple[int, Dropout], q_BTX, k_BSX, v_BSX, more: dict) -> jax
 
   Args:
     static: the number of heads, and the dropout.
-    more: `bias` float32 [B or 1, N, T, S], `allowed` int8 [B or 1, T or 1, S] and `drawn` int32 [2 + B + N], the seeds
-      and ids of dropout, or some of them.
+    more: `bias` float32 [B or 1, N, T, S], `allowed` int8 [B or 1, T or 1, S] and `drawn` int32 [1, 2 + B + N], the
+      seeds and ids of dropout, or some of them. (A TPU's blocks have two axes, besides those that are mapped over.)
   """
   shape = jax.ShapeDtypeStruct((*q_BTX.shape[:2], v_BSX.shape[-1]), q_BTX.dtype)
   return _call(_forward, static, dict(q=q_BTX, k=k_BSX, v=v_BSX), more, dict(out=shape), 2)["out"]
@@ -160,7 +160,7 @@ def _call(kernel, static, arrays: dict, more: dict, out_shapes: dict, products: 
 
     def row(r, carry):
       for h in range(n):
-        ids = [refs["drawn"][2 + i] for i in (step * rows + r, B + block * n + h)] if "drawn" in refs else ()
+        ids = [refs["drawn"][0, 2 + i] for i in (step * rows + r, B + block * n + h)] if "drawn" in refs else ()
         kernel(_Head(refs, n, drops, ids, r, h))
       return carry
 
@@ -223,7 +223,7 @@ class _Head:
     """Zero the weights that dropout drops and rescale the others."""
     if "drawn" not in self.refs:
       return weights
-    keep = kept(self.drops, self.refs["drawn"], *self.ids, *weights.shape)
+    keep = kept(self.drops, [self.refs["drawn"][0, i] for i in range(2)], *self.ids, *weights.shape)
     rescaled = 2**16 / (2**16 - round(self.drops.rate * 2**16))
     return weights * jnp.where(keep, rescaled, 0.0)
 

@@ -14,7 +14,7 @@ from t5x_like.nn.cores import Softmax, fused
 from t5x_like.nn.cores.fused import Fused, kept, seeds
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.parallel.constrain import activated
+from t5x_like.parallel.constrain import activated, target
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
@@ -93,6 +93,19 @@ def test_dropout_with_the_mask_that_it_draws(shared):
     found = results(actual)
   for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(results(expected)), strict=True):
     np.testing.assert_allclose(a, e, rtol=2e-4, atol=3e-5)
+
+
+def test_stages_of_a_pipeline_map_over_it():
+  """Each has a key of its own; the kernels are lowered for a TPU."""
+  mask = Mask(positions(128), positions(128), causal=True)
+
+  def loss(q, key):
+    return CORE(q, q, q, mask, scale=0.4, dropout=Dropout(0.1), key=jax.random.wrap_key_data(key)).sum()
+
+  q, keys = jax.ShapeDtypeStruct((2, 2, 128, 2, 64), jnp.bfloat16), jax.ShapeDtypeStruct((2, 2), jnp.uint32)
+  with target("tpu"):
+    lowered = jax.jit(jax.vmap(jax.value_and_grad(loss))).trace(q, keys).lower(lowering_platforms=("tpu",))
+  assert lowered.as_text().count("@tpu_custom_call(") == 2
 
 
 def test_what_dropout_keeps_is_random():
