@@ -73,7 +73,12 @@ def _begun(job: Job) -> Iterator[Callable[[], None]]:
     else:
       if record.exists():
         print(f"{progress}: left by a run with other inputs or files that changed since; starting anew", flush=True)
-      for leftover in (*progress.iterdir(), work):
+      elif found := isinstance(work, Remote) and list(work.sizes()):
+        raise UserError(
+          f"{work}: found {len(found):,} files that no preparation has left there, such as {min(found)}, expected an "
+          "empty place for the store; choose another output, or remove them"
+        )
+      for leftover in (work, *progress.iterdir()):  # the record last: it says that the others may go
         if leftover.exists():
           leftover.rmtree() if leftover.is_dir() else leftover.unlink()
       record.write_text(job.key)

@@ -6,6 +6,7 @@ import pytest
 
 from t5x_like.corpora import building
 from t5x_like.files import ranges
+from t5x_like.files.places import place
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
@@ -78,3 +79,13 @@ def test_the_manifest_does_not_grow_with_the_files_of_the_source(tmp_path, capsy
   assert prepare_data.main(flags) == 0 and "exists already" in capsys.readouterr().out
   (tmp_path / "in" / "0007.txt").write_text("other words\n")
   assert prepare_data.main(flags) == 2 and "was made with documents" in capsys.readouterr().err
+
+
+def test_files_of_others_where_the_store_would_be_stay_there(flags, capsys):
+  raw = place("memory://publishing/corpus/train/raw.jsonl")
+  raw.write_text("{}")
+  flags = [flag for flag in flags if not flag.startswith("--output")]
+  assert prepare_data.main([*flags, "--output=memory://publishing/corpus"]) == 2
+  assert "corpus/train: found 1 files that no preparation has left there, such as raw.jsonl" in capsys.readouterr().err
+  assert raw.read_text() == "{}"
+  assert prepare_data.main([*flags, "--output=memory://publishing/store"]) == 0
