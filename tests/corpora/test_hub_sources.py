@@ -106,6 +106,7 @@ def test_samples_of_shards(tmp_path):
   captions = open_source(f"webdataset:{tmp_path}/s-000.tar", fields=("json.caption.en",))
   assert list(captions.documents("train", "json.caption.en")) == ["a"] * 3
   assert [set(record) for _, record in captions.records("train")] == [{"json"}] * 3
+  assert records(f"webdataset:{tmp_path}/s-000.tar", fields=("jpg",)) == [Skip("sample without jpg")] * 3
 
 
 def test_shards_are_labelled_images(tmp_path):
@@ -148,6 +149,16 @@ def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):
   whole = (tmp_path / "in/a.tar").read_bytes()
   (tmp_path / "cut.tar").write_bytes(whole[:1_100])
   assert "cut.tar: found a truncated or damaged shard" in refusal(f"webdataset:{tmp_path}/cut.tar")
+  for name, damaged in (  # each was read as a shorter shard
+    ("flipped", whole[:1_536] + b"?" + whole[1_537:]),
+    ("between", whole[:1_536]),
+    ("header", whole[:1_600]),
+    ("behind", whole + b"?" * 512),
+  ):
+    (tmp_path / f"{name}.tar").write_bytes(damaged)
+    assert f"{name}.tar: found a truncated or damaged shard" in refusal(f"webdataset:{tmp_path}/{name}.tar")
+  (tmp_path / "joined.tar").write_bytes(whole + whole)
+  assert len(records(f"webdataset:{tmp_path}/joined.tar")) == 4
   (tmp_path / "text.tar").write_bytes(b"no tar file" * 200)
   assert "text.tar: found a truncated or damaged shard" in refusal(f"webdataset:{tmp_path}/text.tar")
   path = tar(tmp_path / "bad.tar", [("1.cls", b"one")])
@@ -161,6 +172,8 @@ def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):
   path = tar(tmp_path / "long.tar", [("1.txt", b"long"), ("2.txt", b"ok")])
   skipped, kept = records(f"webdataset:{path}")
   assert isinstance(skipped, Skip) and kept == {"txt": "ok"}
+  path = tar(tmp_path / "beside.tar", [("1.txt", b"ok"), ("1.mp4", b"long")])
+  assert records(f"webdataset:{path}", fields=("txt",)) == [{"txt": "ok"}]
 
 
 def test_prepare_data_reads_shards_and_arrow_files_into_the_same_store(tmp_path):

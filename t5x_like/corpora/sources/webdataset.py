@@ -52,28 +52,32 @@ class Source(FileSource):
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
     key, parts, skip = None, {}, None
+    none = Skip(f"sample without {' and '.join(self.fields)}")
     for name, data in self._members(path):
       sample, field = _split(name)
       if sample != key:
-        if parts or skip:
-          yield f"{path}, sample {key}", skip or parts
+        if key is not None:
+          yield f"{path}, sample {key}", skip or parts or none
         key, parts, skip = sample, {}, None
-      where = f"{path}, {name}"
+      where, named = f"{path}, {name}", _NAMES.get(field)
       if field in parts:
         raise UserError(f"{where}: found a second part {field!r} of the sample, expected one; write the shard again")
+      if self._wanted and not {field, named} & self._wanted:
+        continue
       if data is None:
         skip = Skip(f"part of over {LONGEST >> 20} MiB")
       elif not self._wanted or field in self._wanted:
         parts[field] = _decoded(field, data, where)
-      elif (named := _NAMES.get(field)) in self._wanted:
+      else:
         parts.setdefault(named, _decoded(field, data, where))
-    if parts or skip:
-      yield f"{path}, sample {key}", skip or parts
+    if key is not None:
+      yield f"{path}, sample {key}", skip or parts or none
 
   def _members(self, path: str) -> Iterator[tuple[str, bytes | None]]:
     """Yield (name, content) of the files in a shard; None for a file that is too long."""
     try:
-      with _compression.opened(path) as file, tarfile.open(fileobj=file, mode="r|") as shard:
+      about = {"tarinfo": _Header, "ignore_zeros": True}  # several archives in one file are one shard
+      with _compression.opened(path) as file, tarfile.open(fileobj=file, mode="r|", **about) as shard:
         for member in shard:
           if member.isreg() and "." in member.name.rpartition("/")[2].lstrip("."):
             yield member.name, shard.extractfile(member).read() if member.size <= LONGEST else None
@@ -84,6 +88,25 @@ class Source(FileSource):
         f"{path}: found a truncated or damaged shard ({one_line(error)[:200]}), expected a complete tar file; fetch it "
         "again"
       ) from error
+
+
+class _Header(tarfile.TarInfo):
+  """The header of a member. A damaged one, or none before the zeros that end an archive, is an error; the library takes
+  both for the end."""
+
+  @classmethod
+  def fromtarfile(cls, shard: tarfile.TarFile) -> tarfile.TarInfo:
+    try:
+      header = super().fromtarfile(shard)
+    except tarfile.EOFHeaderError:
+      shard.ended = True
+      raise
+    except tarfile.HeaderError as error:
+      if getattr(shard, "ended", False) and isinstance(error, tarfile.EmptyHeaderError):
+        raise
+      raise tarfile.ReadError(f"{error} at byte {shard.offset}") from error
+    shard.ended = False
+    return header
 
 
 def _split(name: str) -> tuple[str, str]:
