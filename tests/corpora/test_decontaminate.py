@@ -1,5 +1,6 @@
 """Decontamination: a planted leak of an evaluation set is found and removed, through the command; nothing else is."""
 
+import gzip
 import json
 import pickle
 
@@ -83,6 +84,13 @@ def test_bad_evaluation_files_are_told(content, problem, tmp_path):
     (tmp_path / "bad.jsonl").write_text(content)
   with pytest.raises(UserError, match=problem):
     decontaminate.Step(against=(str(tmp_path / "bad.jsonl"),))
+
+
+def test_cut_files_and_missing_numbers_are_told(tmp_path):
+  (tmp_path / "cut-0.jsonl.gz").write_bytes(gzip.compress(b'"one two three four five six seven eight"')[:40])
+  for pattern, problem in (("cut-0.jsonl.gz", "cannot be read as evaluation texts"), ("cut-{0..1}.jsonl.gz", "cut-1")):
+    with pytest.raises(UserError, match=problem):
+      decontaminate.Step(against=(f"{tmp_path}/{pattern}",))
 
 
 def test_files_need_the_step_and_the_step_needs_files(tmp_path, capsys):

@@ -20,7 +20,7 @@ import numpy as np
 
 from t5x_like.corpora.cleaning import Cleaned, Filter
 from t5x_like.corpora.cleaning._repeats import hashed
-from t5x_like.corpora.sources._compression import opened
+from t5x_like.corpora.sources._compression import DAMAGED, opened
 from t5x_like.errors import UserError
 from t5x_like.files import globs
 
@@ -111,15 +111,15 @@ def texts(path: str) -> Iterator[str]:
           yield from _strings(json.loads(line)) if line.strip() else ()
         else:
           yield from line.decode().rstrip("\r\n").split("\t")
-  except (OSError, ValueError, RecursionError) as error:
+  except (*DAMAGED, RecursionError) as error:
     raise UserError(f"--against: {path}, line {number}: cannot be read as evaluation texts ({error})") from error
 
 
 def _matches(pattern: str) -> list[str]:
-  found = [path for one in globs.expand(pattern) for path in globs.matches(one)]
-  if not found:
-    raise UserError(f"--against={pattern}: found no such file")
-  return found
+  found = {one: globs.matches(one) for one in globs.expand(pattern)}
+  if missing := [one for one, paths in found.items() if not paths]:
+    raise UserError(f"--against={missing[0]}: found no such file")
+  return [path for paths in found.values() for path in paths]
 
 
 def _strings(value: Any) -> Iterator[str]:
