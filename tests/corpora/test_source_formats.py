@@ -81,6 +81,16 @@ def test_parquet(tmp_path, monkeypatch):
   assert f"{path}: found damaged Parquet data" in refusal(f"parquet:{path}")
 
 
+def test_nulls_are_skipped_and_counted_in_every_format(tmp_path):
+  rows = [{"text": "one", "meta": {"body": "1"}}, {"text": None, "meta": None}, {"text": "", "meta": {"body": None}}]
+  (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+  for name in ("jsonl", "parquet"):
+    for field, texts, skipped in (("text", ["one"], {"null": 1, "empty": 1}), ("meta.body", ["1"], {"null": 2})):
+      source = Documents(f"{name}:{tmp_path}/a.{name}", text_field=field)
+      assert (list(source.wanted("train")), source.skipped["train"]) == (texts, skipped)
+
+
 def test_conll_and_conllu(tmp_path):
   (tmp_path / "a").write_text("-DOCSTART- O\n\nEU B\nrejects O\n\nPeter B\n\n-DOCSTART- O\n\nx O\n")
   assert read(f"conll:{tmp_path}/a") == ["EU rejects\nPeter", "x"]

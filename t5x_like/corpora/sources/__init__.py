@@ -89,7 +89,7 @@ class Source(abc.ABC):
     """
 
   def documents(self, split: str, field: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
-    """Yield the texts of a field; raise UserError for a record whose field is missing or not text."""
+    """Yield the texts of a field, a `Skip` for null; raise UserError where the field is missing or not text."""
     for where, record in self.records(split, part):
       yield record if isinstance(record, Skip) else text_of(record, field, where)
 
@@ -193,8 +193,8 @@ def column_of(field: str, names: list[str]) -> str:
 def value(record: Record, field: str, where: str) -> Any:
   """Return the value at `field`: a name, or a path of names and indices such as `answers.0.text`; `*` is a whole list.
 
-  An index past the end of a list gives None. A name on a list of records gives the list of their values, so that
-  `answers.text.0` is the same as `answers.0.text`.
+  An index past the end of a list gives None, and so does a path through null. A name on a list of records gives the
+  list of their values, so that `answers.text.0` is the same as `answers.0.text`.
 
   Raises:
     UserError: the record lacks the field.
@@ -214,17 +214,21 @@ def value(record: Record, field: str, where: str) -> Any:
       return [value({"": one}, f".{rest[0]}", where) for one in found] if rest else found
     elif isinstance(found, list) and all(isinstance(one, dict) and part in one for one in found):
       found = [one[part] for one in found]
+    elif found is None:
+      return None
     else:
       raise _missing(part, field, list(record), where)
   return found
 
 
-def text_of(record: Record, field: str, where: str) -> str:
-  """Return the text of a field, as a document; raise UserError if the field is missing or not text."""
+def text_of(record: Record, field: str, where: str) -> str | Skip:
+  """Return the text of a field, as a document, a `Skip` for null; raise UserError if it is missing or not text."""
   try:
     found = value(record, field, where)
   except UserError as error:
     raise UserError(f"{error}; choose the field with --text_field") from None
+  if found is None:
+    return Skip("null")
   if not isinstance(found, str):
     raise UserError(f"{where}: found {kind_of(found)} in field {field!r}, expected text")
   return found

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
-from t5x_like.corpora.sources import Record, Skip, check_fields, column_of, text_of
+from t5x_like.corpora.sources import Record, Skip, check_fields, column_of
 from t5x_like.corpora.sources._files import LONGEST, FileSource
 from t5x_like.errors import UserError
 from t5x_like.files.places import place
@@ -37,13 +37,6 @@ class ColumnSource(FileSource):
             yield f"{path}, row {number}", Skip(f"text of over {LONGEST:,} characters") if _long(record) else record
     except (pyarrow.ArrowException, OSError, LookupError, OverflowError, ValueError) as error:
       raise self.damaged(path, error) from error
-
-  def documents_of(self, path: str, field: str) -> Iterator[str | Skip]:
-    for where, record in self.read(path):
-      if isinstance(record, Skip):
-        yield record
-      else:
-        yield Skip("null") if record.get(field, "") is None else text_of(record, field, where)
 
 
 def _long(record: dict[str, Any]) -> bool:

@@ -30,10 +30,11 @@ class Source(Derived):
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
     check_split(self, split)
     for where, record in self._inner.records(split, part):
-      if isinstance(record, Skip):
-        yield where, record
+      text = record if isinstance(record, Skip) else text_of(record, "text", where)
+      if isinstance(text, Skip):
+        yield where, text
         continue
-      sentences = _salient_rules.sentences(text_of(record, "text", where))
+      sentences = _salient_rules.sentences(text)
       for place, sentence in enumerate(sentences) if len(sentences) > 1 else ():
         kept = hashlib.sha256(sentence.encode()).digest()[0] % _KEPT == 0
         rest = sentences if kept else sentences[:place] + sentences[place + 1 :]
