@@ -42,6 +42,11 @@ def _plan(documents: Documents, pairs: list[str], fraction: float) -> dict[str, 
     if not output.replace("_", "").isalnum() or output in plan:
       raise UserError(f"--split={pair}: expected OUTPUT=SOURCE with a new name of letters, digits and _ for OUTPUT")
     sources.check_split(documents.source, split or output)
+    if same := next((name for name, part in plan.items() if part.split == (split or output)), None):
+      raise UserError(
+        f"--split={pair}: found the split {split or output!r} in {same!r} already, expected its documents in one of "
+        "them; without --split, --validation_fraction divides train"
+      )
     plan[output] = Part(split or output)
   return plan
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.sources import Source
+from t5x_like.errors import UserError
 
 _FEW = 1000  # of more documents, none is cut
 _ENDS = {  # the longer an end, the earlier it is tried
@@ -62,8 +63,13 @@ def names(source: Source, fraction: float) -> list[str]:
 
 
 def plan(documents: Documents, fraction: float) -> dict[str, Part]:
-  """Return the part of each split in `names`. If a document is cut, say so."""
+  """Return the part of each split in `names`. If a document is cut, say so. UserError if two splits share a file."""
   source = documents.source
+  if shared := source.in_two_splits():
+    raise UserError(
+      f"source {documents.spelled}: found {shared} in two splits, expected it in one, since a model must not be "
+      "evaluated on texts that it has trained on; narrow the pattern of the other"
+    )
   parts = {split: Part(split) for split in source.splits}
   if len(names(source, fraction)) == len(parts):
     return parts

@@ -112,3 +112,12 @@ def test_a_loss_is_told_when_preparing(tmp_path, capsys):
   assert prepare(tmp_path, f"--vocabulary={tmp_path}/v") == 0
   share = 100 * BOOK.count("\n") / len(BOOK)
   assert f"loses {share:.2g} % of the characters (400 x '\\n' of the first {len(BOOK):,})" in capsys.readouterr().out
+
+
+def test_a_file_in_two_splits_is_refused(tmp_path, capsys):
+  for name in ("a", "valid"):
+    (tmp_path / f"{name}.txt").write_text(f"{name} document.\n")
+  flags = [f"--source=text:train={tmp_path}/*.txt,validation={tmp_path}/valid.txt", "--vocabulary=bytes", "--workers=1"]
+  assert prepare_data.main([*flags, f"--output={tmp_path}/out"]) == 2
+  assert f"found {tmp_path}/valid.txt in two splits" in capsys.readouterr().err
+  assert prepare_data.main([*flags, f"--output={tmp_path}/out", "--split=train"]) == 0  # one of them alone

@@ -150,6 +150,7 @@ def test_append_eos_and_chosen_splits(corpus, tmp_path):
     (["--split=train=training"], "no split 'training'"),
     (["--split=../x=train"], "--split=../x=train"),
     (["--split=a=train", "--split=a=train"], "--split=a=train"),
+    (["--split=train", "--split=validation=train"], "found the split 'train' in 'train' already"),
     (["--source=nothing:x"], "nothing"),
     (["--vocabulary=/nowhere"], "/nowhere"),
     (["--validation_fraction=0.0000000001", "--workers=1"], "raise the fraction"),

@@ -109,6 +109,10 @@ class Source(abc.ABC):
     """Return the stored size of a part in bytes, for progress display."""
     return 1
 
+  def in_two_splits(self) -> str | None:
+    """Return a file that two splits have; None if there is none."""
+    return None
+
   def changed(self, split: str) -> list[int | None]:
     """Return the last modification time of each file of the split in nanoseconds; None if unknown."""
     return []

@@ -54,6 +54,11 @@ class FileSource(Source):
   def documents(self, split: str, field: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
     return itertools.chain.from_iterable(self.documents_of(path, field) for path in self._paths(split, part))
 
+  def in_two_splits(self) -> str | None:
+    seen: dict[str, str] = {}
+    files = ((split, globs.absolute(path)) for split, paths in self._files.items() for path in paths)
+    return next((path for split, path in files if seen.setdefault(path, split) != split), None)
+
   def _paths(self, split: str, part: tuple[int, int] | None) -> list[str]:
     return self._files[split][slice(*part) if part else slice(None)]
 
