@@ -74,6 +74,10 @@ class Kind(abc.ABC):
     """The number of parts of the source."""
 
   @abc.abstractmethod
+  def is_current(self) -> bool:
+    """Return whether the source is still as it was when the job was made."""
+
+  @abc.abstractmethod
   def part_size(self, number: int) -> int:
     """Return the stored bytes of a part, for progress display."""
 

@@ -32,10 +32,24 @@ def prepare(jobs: Sequence[Job], engine: Engine) -> list[dict[str, int]]:
     checks = [held.enter_context(_begun(job)) for job in jobs]
     records = [_records(job, engine) for job in jobs]
     made = [building.described(job, parts) for job, parts in zip(jobs, records, strict=True)]
+    for job in jobs:
+      _check_source(job)
     for job, check, contents in zip(jobs, checks, made, strict=True):
       check()
       building.publish(job, contents)
   return [sum((Counter(part["removed"]) for part in parts), Counter()) for parts in records]
+
+
+def _check_source(job: Job) -> None:
+  try:
+    current = job.kind.is_current()
+  except OSError:  # a file is gone
+    current = False
+  if not current:
+    raise UserError(
+      f"{job.name}, split {job.split!r}: the source's files changed while they were read, so that the store would mix "
+      "old and new ones; run the same command again once nothing writes to them"
+    )
 
 
 def _records(job: Job, engine: Engine) -> list[dict[str, Any]]:

@@ -103,6 +103,11 @@ class Tokens(Kind):
   def num_parts(self) -> int:
     return len(_parts(self))
 
+  def is_current(self) -> bool:
+    documents = _documents(self)
+    now = _sha256(documents.facts()), tuple(documents.source.changed(self.part.split))
+    return now == (self.documents_sha256, self.changed)
+
   def part_size(self, number: int) -> int:
     return _documents(self).source.part_size(self.part.split, _parts(self)[number])
 

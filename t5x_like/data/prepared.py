@@ -77,6 +77,10 @@ class Records(Kind):
     key = hashlib.sha256(json.dumps([self.content, self.store_facts], sort_keys=True).encode()).hexdigest()
     return pathlib.Path(self.cache) / f"{self.source.name}-{whole}{most or ''}-{key[:16]}"
 
+  def is_current(self) -> bool:
+    whole, _ = parted(self.split)
+    return json.loads(json.dumps(self.source.split_facts(whole))) == self.content["rows"]
+
   def part_size(self, number: int) -> int:
     whole, _ = parted(self.split)
     return sum(self.source.part_size(whole, part) for part in self.source.parts(whole, 2**62))

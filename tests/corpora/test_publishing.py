@@ -69,6 +69,25 @@ def test_a_run_killed_before_publishing_checks_what_it_kept(flags, tmp_path, mon
   TokenStore.open(tmp_path / "out" / "train", verify="full")
 
 
+@pytest.mark.parametrize("change", ["append", "rewrite", "delete"])
+def test_files_that_change_while_they_are_read_make_no_store(change, flags, tmp_path, monkeypatch, capsys):
+  make, last = building.make_part, tmp_path / "2.jsonl"
+
+  def changing(job, number, *spread):
+    make(job, number, *spread)
+    if number == 2:  # the others are read
+      last.unlink() if change == "delete" else last.write_text(last.read_text() * (2 if change == "append" else 1))
+
+  with monkeypatch.context() as patched:
+    patched.setattr(building, "make_part", changing)
+    assert prepare_data.main(flags) == 2
+  assert "the source's files changed while they were read" in capsys.readouterr().err
+  assert not (tmp_path / "out" / "train").exists()
+  assert prepare_data.main(flags) == 0
+  documents = 100 if change == "delete" else 200 if change == "append" else 150
+  assert TokenStore.open(tmp_path / "out" / "train").num_documents == documents
+
+
 def test_the_manifest_does_not_grow_with_the_files_of_the_source(tmp_path, capsys):
   (tmp_path / "in").mkdir()
   for i in range(300):
