@@ -10,8 +10,6 @@ from t5x_like.corpora.engines import Engine
 from t5x_like.corpora.job import Job
 from t5x_like.errors import UserError
 from t5x_like.files import locks
-from t5x_like.files.leases import Lease
-from t5x_like.files.locks import Lock
 from t5x_like.files.remote import Remote
 
 
@@ -66,19 +64,13 @@ def _records(job: Job, engine: Engine) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _begun(job: Job) -> Iterator[Callable[[], None]]:
-  """Create the job's directories, empty them if another job left them, and keep other processes out by a lock or, at an
-  address, a lease. Yield a function to call before publishing the store; it raises if the lease was lost."""
+  """Create the job's directories, empty them if another job left them, and keep other processes out by a lock or, where
+  there are none, a lease. Yield a function to call before publishing the store; it raises if the lease was lost."""
   progress, work, mine = job.progress, job.work, contextlib.ExitStack()
-  check: Callable[[], None] = lambda: None  # noqa: E731 -- a lock cannot be lost
   try:
     progress.mkdir(parents=True, exist_ok=True)
-    if isinstance(progress, Remote):
-      check = mine.enter_context(Lease(progress.parent, f"{progress.name}.lease", locks.WRITING)).check
-    else:
-      try:
-        mine.enter_context(Lock(progress))
-      except OSError as error:
-        raise UserError(f"{progress}: another process is writing this store: wait for it or stop it") from error
+    held = locks.hold(progress.parent, progress.name, locks.WRITING, f"{progress.name}.lease")
+    mine.enter_context(contextlib.closing(held))
     if progress_files.is_written(job.progress):
       raise UserError(f"{progress}: a process of an interrupted run still writes this store: wait for it or stop it")
     record = progress / "job"
@@ -97,7 +89,7 @@ def _begun(job: Job) -> Iterator[Callable[[], None]]:
           leftover.rmtree() if leftover.is_dir() else leftover.unlink()
       record.write_text(job.key)
     work.mkdir(parents=True, exist_ok=True)
-    yield check
+    yield held.check
   except OSError as error:
     raise UserError(f"{progress}: cannot be written ({error}): free some space or choose another output") from error
   finally:

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import json
 import pathlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,10 +26,14 @@ from t5x_like.corpora.engines import Engine
 from t5x_like.corpora.job import Job, Kind, skips
 from t5x_like.corpora.sources import Record, Skip, Source, check_split, first_records, open_source, parted
 from t5x_like.errors import DamageError, UserError, one_line
-from t5x_like.files.locks import Lock
+from t5x_like.files import locks
+from t5x_like.files.locks import Held
+from t5x_like.files.places import place
 from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
 from t5x_like.vocabularies import Vocabulary
+
+_LOOK_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,12 +137,16 @@ def opened(records: Records, engine: Engine, verify: Verify) -> Store:
 
 @contextlib.contextmanager
 def _lock(path: pathlib.Path) -> Iterator[None]:
+  """Wait for the lock of a store, or for the lease where there are no locks, and hold it."""
+  name, held = f".{path.name}.lock", None
   try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mine = Lock(path.with_name(f".{path.name}.lock"), wait=True)
+    while held is None:
+      with contextlib.suppress(Held):
+        held = locks.hold(place(path.parent), name, locks.WRITING, f"{name}.lease")
+      time.sleep(0 if held else _LOOK_SECONDS)
   except OSError as error:
     raise UserError(
       f"config.task.cache: {path.parent} cannot be written ({one_line(error)}); choose another directory"
     ) from error
-  with mine:
+  with contextlib.closing(held):
     yield

@@ -1,5 +1,7 @@
 """How a preparation ends: what the writers recorded is published, and nothing is read again for it."""
 
+import errno
+import fcntl
 import json
 
 import pytest
@@ -108,3 +110,12 @@ def test_files_of_others_where_the_store_would_be_stay_there(flags, capsys):
   assert "corpus/train: found 1 files that no preparation has left there, such as raw.jsonl" in capsys.readouterr().err
   assert raw.read_text() == "{}"
   assert prepare_data.main([*flags, "--output=memory://publishing/store"]) == 0
+
+
+def test_a_file_system_without_locks_gets_a_lease(flags, tmp_path, monkeypatch):
+  def flock(file, how):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+  monkeypatch.setattr(fcntl, "flock", flock)
+  assert prepare_data.main(flags) == 0
+  assert [path.name for path in (tmp_path / "out").iterdir()] == ["train"]
