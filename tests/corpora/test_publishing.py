@@ -3,6 +3,10 @@
 import errno
 import fcntl
 import json
+import os
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -119,3 +123,12 @@ def test_a_file_system_without_locks_gets_a_lease(flags, tmp_path, monkeypatch):
   monkeypatch.setattr(fcntl, "flock", flock)
   assert prepare_data.main(flags) == 0
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["train"]
+
+
+@pytest.mark.more
+def test_a_script_without_a_main_guard_prepares_in_several_processes(flags, tmp_path):
+  given = [flag for flag in flags if not flag.startswith("--workers")] + ["--workers=2"]
+  (tmp_path / "script.py").write_text(f"from tools import prepare_data\nassert prepare_data.main({given}) == 0\n")
+  environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[2])}
+  subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, check=True, timeout=300)
+  assert TokenStore.open(tmp_path / "out" / "train").num_documents == 150

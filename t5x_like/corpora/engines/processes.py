@@ -12,10 +12,13 @@ import functools
 import itertools
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.context
 import os
 import pathlib
+import sys
 import tempfile
 import threading
+import types
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -128,10 +131,26 @@ def _worker() -> None:
   threading.Thread(target=follow, daemon=True).start()
 
 
+class _Process(multiprocessing.context.SpawnProcess):
+  """A process that does not run the program's own file, which a script may not expect: it would begin once more there,
+  and wait for the store that its parent is making."""
+
+  def start(self) -> None:
+    main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    try:
+      super().start()
+    finally:
+      sys.modules["__main__"] = main
+
+
+class _Spawn(multiprocessing.context.SpawnContext):
+  Process = _Process
+
+
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
   ended = threading.Event()
-  with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _worker) as pool:
+  with concurrent.futures.ProcessPoolExecutor(workers, _Spawn(), _worker) as pool:
     watch = threading.Thread(target=_end_if_stuck, args=(pool, ended), daemon=True)
     watch.start()
     try:
