@@ -121,3 +121,11 @@ def test_a_file_in_two_splits_is_refused(tmp_path, capsys):
   assert prepare_data.main([*flags, f"--output={tmp_path}/out"]) == 2
   assert f"found {tmp_path}/valid.txt in two splits" in capsys.readouterr().err
   assert prepare_data.main([*flags, f"--output={tmp_path}/out", "--split=train"]) == 0  # one of them alone
+
+
+def test_a_split_called_valid_is_the_validation_split(tmp_path):
+  for name in ("a", "b"):
+    (tmp_path / f"{name}.txt").write_text(f"{name} document.\n")
+  source = f"--source=text:train={tmp_path}/a.txt,valid={tmp_path}/b.txt"
+  assert prepare_data.main([source, "--vocabulary=bytes", "--workers=1", f"--output={tmp_path}/out"]) == 0
+  assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train", "valid"]
