@@ -28,7 +28,7 @@ from t5x_like.data import prepared
 from t5x_like.data.images.checking import checked
 from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.data.supervised.labels import number_of, numbered
-from t5x_like.errors import UserError
+from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
 from t5x_like.files.places import is_remote, place
 from t5x_like.store.manifest import Array
@@ -219,8 +219,12 @@ def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes 
     try:
       with place(path).open("rb") as file:
         return file.read()
-    except (OSError, UserError):
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, UserError):
       return Skip("image file not found")
+    except (OSError, ValueError) as error:
+      raise UserError(
+        f"{where}: {path!r:.99} cannot be read ({one_line(error)}); run the same command again"
+      ) from error
   if not isinstance(found, bytes):
     raise UserError(f"{where}: found {type(found).__name__} in field {field!r}, expected an image or its path")
   return found
