@@ -200,6 +200,9 @@ def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
   given = {"c4": c4 | {"bad_words": words}, "decontaminate": {"against": tuple(args.against)}}
   if args.against and "decontaminate" not in args.clean.split(","):
     raise UserError(f"--against={args.against[0]}: expected --clean with decontaminate, found --clean={args.clean}")
+  for name in (*c4, "bad_words"):
+    if getattr(args, name) != _parser().get_default(name) and "c4" not in args.clean.split(","):
+      raise UserError(f"--{name}={getattr(args, name)}: expected --clean with c4, found --clean={args.clean}")
   return cleaning.steps(f"--clean={args.clean}", args.clean, given)
 
 

@@ -97,5 +97,8 @@ def test_files_need_the_step_and_the_step_needs_files(tmp_path, capsys):
   flags = ["--source=builtin:docstrings", "--vocabulary=bytes", f"--output={tmp_path}/out"]
   assert prepare_data.main([*flags, "--against=x.jsonl"]) == 2
   assert "expected --clean with decontaminate" in capsys.readouterr().err
+  (tmp_path / "words").write_text("bad")
+  assert prepare_data.main([*flags, "--clean=exact", f"--bad_words={tmp_path}/words"]) == 2
+  assert "expected --clean with c4, found --clean=exact" in capsys.readouterr().err
   assert prepare_data.main([*flags, "--clean=decontaminate"]) == 2
   assert "found no --against" in capsys.readouterr().err

@@ -122,7 +122,7 @@ def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch)
     "--part_bytes=1",
     f"--clean={steps}",
   ]
-  flags += ["--workers=1", "--shard_tokens=20000", "--min_words=1"]
+  flags += ["--workers=1", "--shard_tokens=20000", *["--min_words=1"] * ("c4" in steps)]
   monkeypatch.setattr(processes, "_RANGE_BYTES", 10_000)  # so there are many ranges of keys
   assert prepare_data.main([*flags, f"--output={tmp_path}/here"]) == 0
   store = TokenStore.open(tmp_path / "here" / "train")
