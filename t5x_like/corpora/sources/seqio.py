@@ -57,6 +57,7 @@ class Source(Base):
       raise UserError(f"{self._where}: found no records, expected a source after @, such as @jsonl:pairs/*.jsonl")
     self.splits = tuple((self._inner or self._own).splits)
     self.name = re.sub(r"[^A-Za-z0-9_.-]+", "_", self._name.partition(":")[2])
+    self._left: list[str] = []  # the reasons of the inner source's records that preprocessors cannot take
     self._prepared = [self._called(step) for step in self._steps]
     told = f" without {', '.join(left)}" if left else ""
     names = ", ".join(map(_label, self._steps)) or "no preprocessors"
@@ -70,8 +71,10 @@ class Source(Base):
         f"{where}: preprocessors return other records when they are called again; draw numbers with the seeds of "
         "seqio.map_over_dataset, or leave the shuffling to training"
       )
+    self._left.clear()
     for number, record in enumerate(self._made(split)):
       yield f"{where}, record {number}", record
+    yield from ((where, Skip(reason)) for reason in self._left)
 
   def facts(self, field: str) -> dict[str, Any]:
     inner = {"of": self._inner.facts(field)} if self._inner else {}
@@ -90,7 +93,7 @@ class Source(Base):
     with _seeded():
       try:
         if self._inner:
-          made = _dataset(where, lambda: self._inner.records(split))
+          made = _dataset(where, lambda: self._inner.records(split), self._left)
         else:
           made = self._own.get_dataset(split=split, shuffle=False)
         made = made if first is None else made.take(first)
@@ -185,16 +188,22 @@ def _ordered():
   return options
 
 
-def _dataset(where: str, records: Callable[[], Iterator[tuple[str, Record | Skip]]]):
-  """Return a `tf.data` dataset of records, whose first tells the types."""
-  first = next((record for _, record in records() if not isinstance(record, Skip)), None)
+def _dataset(where: str, records: Callable[[], Iterator[tuple[str, Record | Skip]]], left: list[str]):
+  """Return a `tf.data` dataset of records, whose first tells the types; add the reasons of those left out to `left`."""
+
+  def unusable(record: Record | Skip) -> str | None:
+    return record.reason if isinstance(record, Skip) else "null" if None in record.values() else None
+
+  first = next((record for _, record in records() if not unusable(record)), None)
   if first is None:
     raise UserError(f"{where}: found no records; check the source")
   spec = {name: _spec(value, f"{where}, field {name!r}") for name, value in first.items()}
 
   def kept():
     for at, record in records():
-      if not isinstance(record, Skip) and not any(value is None for value in record.values()):
+      if reason := unusable(record):
+        left.append(reason)
+      else:
         if record.keys() != spec.keys():
           odd = sorted(record.keys() ^ spec.keys())[0]
           raise UserError(f"{at}: found other fields than in the first record ({odd!r}), expected the same in each")
