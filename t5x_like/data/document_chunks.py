@@ -187,7 +187,7 @@ class Others:
   def read(self, document_B: np.ndarray, bits_BN: np.ndarray, size_B: np.ndarray | int = 0) -> tuple[np.ndarray, ...]:
     """Read a stretch of another document for each document.
 
-    N - 1 other documents are drawn uniformly; the store must have at least one. The first with `size` tokens is taken,
+    N - 1 other documents are drawn uniformly; of a single document, itself. The first with `size` tokens is taken,
     or else the longest. A token is drawn uniformly from it. The stretch begins up to `search` tokens before that token,
     as far as the document allows, and ends with the document or after `length` tokens.
 
@@ -201,7 +201,7 @@ class Others:
       int32 [B].
     """
     other_BC = _below(self.tokens.num_documents - 1, bits_BN[:, :-1])
-    other_BC += other_BC >= document_B[:, None]
+    other_BC += (other_BC >= document_B[:, None]) & (self.tokens.num_documents > 1)
     begins, ends = (x.copy() for x in self.tokens.document_spans(other_BC[:, 0]))
     for other_B in other_BC.T[1:]:
       short_b = np.flatnonzero(ends - begins - self._eos < size_B)

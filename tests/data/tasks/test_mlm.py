@@ -201,4 +201,7 @@ def test_refusals(store, tmp_path):
     writer.add(document(0, 400), np.array([400]))
   with pytest.raises(UserError, match="found 1 document, expected at least 2"):
     task.build("mlm", "train", store=str(tmp_path), length=64, input_format="segment_pair")
-  task.build("mlm", "train", store=str(tmp_path), length=64, input_format="segment_pair", random_next=0.0)
+  for packed in (False, True):  # sentence order needs no other document
+    asked = dict(length=64, input_format="segment_pair", random_next=0.0, swapped=0.5, packed=packed)
+    _, out = batch(str(tmp_path), 8, **asked)
+    assert letters(restored(out).reshape(-1)) == {FIRST}
