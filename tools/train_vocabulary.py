@@ -23,12 +23,11 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from t5x_like import vocabularies
 from t5x_like.errors import UserError, door, one_line
-from t5x_like.files.places import directory
-from t5x_like.vocabularies import MANIFEST
+from t5x_like.files.places import Place, directory, place
+from t5x_like.vocabularies import MAIN, MANIFEST
 from t5x_like.vocabularies.kinds._shared import T5_EXTRA_IDS
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 from t5x_like.vocabularies.kinds.tokenizer import MASK_TOKENS
@@ -44,7 +43,7 @@ _SEED = 0
 @door
 def main(arguments: Sequence[str] | None = None) -> int:
   options = _options(arguments)
-  output = Path(options.output)
+  output = place(options.output)
   if options.size - options.extra_ids < 8:
     raise UserError(
       f"--size: found {options.size} with {options.extra_ids} sentinels, expected at least "
@@ -236,9 +235,11 @@ def _training_error(message: str, size: int) -> str:
   return f"SentencePiece cannot train a model of {size} pieces: {message}"
 
 
-def _exists(output: Path, record: dict) -> bool:
+def _exists(output: Place, record: dict) -> bool:
   """Return whether the output holds the vocabulary of this record; raise UserError if it holds another one."""
   if not (output / MANIFEST).exists():
+    if others := [name for name in MAIN if (output / name).exists()]:
+      raise UserError(f"{output}: found the {others[0]} of another tokenizer, expected none; choose another --output")
     return False
   vocabularies.load(str(output))
   try:

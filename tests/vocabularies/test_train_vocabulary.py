@@ -125,6 +125,17 @@ def test_an_output_that_cannot_be_written_is_refused(corpus, tmp_path, capsys):
   assert f"{tmp_path}/file/v: cannot be written" in capsys.readouterr().err
 
 
+def test_the_tokenizer_of_others_stays_and_an_address_is_written(corpus, tmp_path, monkeypatch, capsys):
+  (tmp_path / "tokenizer.json").write_text("{}")
+  assert run(corpus, tmp_path, "--size=160") == 2
+  assert "found the tokenizer.json of another tokenizer" in capsys.readouterr().err
+  monkeypatch.chdir(tmp_path)
+  for said in ("vocabulary memory://trained/v: 160 ids", "exists already"):
+    assert run(corpus, "memory://trained/v", "--size=160") == 0
+    assert said in capsys.readouterr().out
+  assert vocabularies.load("memory://trained/v").size == 160 and not (tmp_path / "memory:").exists()
+
+
 def test_a_damaged_output_is_not_taken_for_a_vocabulary(corpus, tmp_path, capsys):
   assert run(corpus, tmp_path / "v", "--size=160") == 0
   (tmp_path / "v" / "sentencepiece.model").write_bytes(b"damaged")
