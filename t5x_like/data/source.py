@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from t5x_like.errors import UserError
+from t5x_like.files.places import is_remote
 from t5x_like.store.reader import Verify
 
 
@@ -12,10 +14,13 @@ class Source:
 
   Attributes:
     source, split: the source of the records, see `corpora/sources/__init__.py`; `validation[:200]` is the first 200.
-    cache: the directory of prepared examples.
+    cache: the local directory of prepared examples.
     data_dir: where TensorFlow datasets are prepared.
     label: the name in metrics; by default `<corpus>_<task>`.
     verify: the checks on opening the prepared examples, see `TokenStore.open`.
+
+  Raises:
+    UserError: the cache is an address.
   """
 
   source: str
@@ -24,6 +29,10 @@ class Source:
   data_dir: str | None = None
   label: str | None = None
   verify: Verify = "auto"
+
+  def __post_init__(self):
+    if is_remote(self.cache):
+      raise UserError(f"config.task.cache: found {self.cache}, expected a local directory; leave it out or name one")
 
   @property
   def opening(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import BATCH_CHARACTERS, Made
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import prepared
+from t5x_like.data.source import Source
 from t5x_like.errors import DamageError, UserError
 from t5x_like.store import writer
 from t5x_like.store.manifest import FORMAT
@@ -97,3 +98,8 @@ def test_a_failure_leaves_no_store_and_the_next_preparation_goes_on(rows_of, tmp
   (tmp_path / "file").write_text("")
   with pytest.raises(UserError, match="config.task.cache: .*file cannot be written"):
     opened(rows_of(cache="file"))
+
+
+def test_a_cache_at_an_address_is_refused():
+  with pytest.raises(UserError, match="config.task.cache: found gs://b/c, expected a local directory"):
+    Source(source="builtin", split="train", cache="gs://b/c")
