@@ -9,6 +9,7 @@ Smith"). Any function `(vocabulary) -> bool [size]` that marks the ids that may 
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import numpy as np
@@ -37,6 +38,9 @@ class Sentences:
     vocabulary: vocabulary of the ids.
     rule: `module:function`, see above.
 
+  Attributes:
+    fact: the part of a fingerprint: the name of the rule and, unless it is the default, SHA-256 of the ids that it marks.
+
   Raises:
     UserError: the function cannot be imported or does not return bool [size].
   """
@@ -48,6 +52,7 @@ class Sentences:
         f"sentence_rule={rule}: returned {ends.dtype} {list(ends.shape)}, expected bool "
         f"[{vocabulary.size}], one for each id of the vocabulary"
       )
+    self.fact = rule if rule == DEFAULT_RULE else f"{rule} {hashlib.sha256(ends.tobytes()).hexdigest()}"
     begins = np.array(vocabulary.starts_word)
     begins[list(vocabulary.special_ids)] = False  # an EOS belongs to the sentence before it
     ends = ends.copy()

@@ -98,7 +98,7 @@ def task(
     return made | {"encoder_segment_ids": tf.cast(inputs_BS != pad_id, tf.int32)}
 
   made = dict(length=length, poisson_mean=poisson_mean, rotate=rotate, permute_sentences=permute_sentences)
-  made |= dict(sentence_rule=sentence_rule, **rates)
+  made |= dict(sentence_rule=rule.fact, **rates)
   return source.task("bart.v2", windows, batch, features(vocabulary, length=length), **made)
 
 

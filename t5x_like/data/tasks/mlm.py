@@ -146,9 +146,7 @@ def task(
   pad_id = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
   ids = segments.Ids(special(vocabulary, "cls"), special(vocabulary, "sep"), pad_id)
   packed = packed and segment_ids and input_format in PACKED
-  rows = dict(length=length, input_format=input_format, sentence_rule=sentence_rule) | (
-    {"packed": True} if packed else {}
-  )
+  rows = dict(length=length, input_format=input_format, sentence_rule=rule.fact) | ({"packed": True} if packed else {})
   shares = dict(random_next=float(random_next), short=float(short_pairs) * (input_format == "segment_pair"))
   shares |= {"swapped": float(swapped)} if swapped else {}
   if input_format == "full_sentences":

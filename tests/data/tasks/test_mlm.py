@@ -1,10 +1,13 @@
 """The rows of masked language modelling: formats, next sentences, static masks, and indices."""
 
+import sys
+
 import numpy as np
 import pytest
 
 from chances import assert_fits, assert_share
 from stores import TokenStoreWriter
+from t5x_like import trust
 from t5x_like.data import task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
@@ -184,6 +187,29 @@ def test_static_masks_repeat_and_dynamic_ones_do_not(store):
   assert same(static[0], static[10]) and same(static[1], static[11])
   assert not any(same(static[i], static[j]) for i in range(10) for j in range(i))
   assert not same(epoch(0), epoch(10)) and same(epoch(3), epoch(3))
+
+
+def marked(vocabulary):
+  """A sentence rule: the ids that end sentences are those in `ENDS`."""
+  return np.isin(np.arange(vocabulary.size), ENDS)
+
+
+ENDS = [STOP]
+
+
+def test_the_fingerprint_has_the_ids_that_a_rule_marks(store, monkeypatch):
+  """So a run does not resume on other sentences after its rule was edited."""
+  rule = f"{__name__}:marked"
+  trust.admit(rule)
+
+  def of(name):
+    made = task.build(name, "train", store=store, length=64, sentence_rule=rule)
+    return made.fingerprint, made.numbering
+
+  once, again = ([of(name) for name in ("mlm", "bart")] for _ in range(2))
+  monkeypatch.setattr(sys.modules[__name__], "ENDS", [STOP, SPACE])
+  (mlm, rows), (bart, _) = [of(name) for name in ("mlm", "bart")]
+  assert once == again and mlm != once[0][0] and rows != once[0][1] and bart != once[1][0]
 
 
 def test_refusals(store, tmp_path):
