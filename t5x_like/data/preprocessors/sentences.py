@@ -39,7 +39,7 @@ class Sentences:
     rule: `module:function`, see above.
 
   Attributes:
-    fact: the part of a fingerprint: the name of the rule and, unless it is the default, a hash of the ids that it marks.
+    fact: the part of a fingerprint: the name of the rule and, unless it is the default, a hash of its ids.
 
   Raises:
     UserError: the function cannot be imported or does not return bool [size].
