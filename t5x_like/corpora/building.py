@@ -39,7 +39,7 @@ def make_part(job: Job, number: int, spread: Callable[[Job, Iterable[Batch]], It
   """
   with progress_files.writing(job.progress):
     record_path = job.progress / "parts" / f"{number:06d}"
-    record = _resumed(job, record_path)
+    record = _resumed(job, number, record_path)
     if not record["done"]:
       _make_part(job, number, record, record_path, spread)
 
@@ -127,18 +127,38 @@ def _write(job: Job, number: int, record: dict, made: Made) -> None:
   record["shards"].append({"read": record["read"], **counts, **dataclasses.asdict(shard)})
 
 
-def _resumed(job: Job, path: Place) -> dict[str, Any]:
+def _resumed(job: Job, number: int, path: Place) -> dict[str, Any]:
   """Return the record of a part up to the first damaged shard; a fresh record if this job has none."""
-  fresh = {"key": job.key, "done": False, "read": 0, "arrays": [], "shards": [], **{key: {} for key in _COUNTS}}
+  fresh = {"key": job.part_key(number), "done": False, "read": 0, "arrays": [], "shards": []}
+  fresh |= {key: {} for key in _COUNTS}
   content = progress_files.load(path)
   found = json.loads(content) if content else fresh
-  if found["key"] != job.key:
+  if found["key"] != fresh["key"]:
+    print(f"{path}: of files that changed since; made anew", flush=True)
+    _remove(job, number, found)
     return fresh
   kept = list(itertools.takewhile(_intact(job, found), found["shards"]))
   if len(kept) == len(found["shards"]):
     return found
   last = kept[-1] if kept else fresh
   return {**found, "done": False, "shards": kept, **{key: last[key] for key in ("read", *_COUNTS)}}
+
+
+def _remove(job: Job, number: int, record: dict[str, Any]) -> None:
+  """Delete the shards of a part as it was before its files changed, and its progress."""
+  for directory in [directory for array in record["arrays"] for directory in files_of(array["name"])]:
+    for shard in record["shards"]:
+      (job.work / directory / shard["name"]).unlink(missing_ok=True)
+  (job.progress / "now" / "parts" / f"{number:06d}").unlink(missing_ok=True)
+
+
+def remove_surplus(job: Job) -> None:
+  """Delete the parts of an interrupted run beyond the number of parts that the source has now."""
+  for name in (job.progress / "parts").names():
+    if name.isdigit() and int(name) >= job.kind.num_parts:
+      path = job.progress / "parts" / name
+      _remove(job, int(name), json.loads(progress_files.load(path) or '{"arrays": [], "shards": []}'))
+      path.unlink()
 
 
 def _intact(job: Job, record: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
@@ -176,7 +196,7 @@ def record_of(job: Job, number: int) -> dict[str, Any]:
   """Return the record of a finished part; raise UserError if it is missing."""
   path = job.progress / "parts" / f"{number:06d}"
   record = json.loads(progress_files.load(path) or "{}")
-  if not record.get("done") or record["key"] != job.key:
+  if not record.get("done") or record["key"] != job.part_key(number):
     raise UserError(f"{path}: missing or damaged; run the same command again")
   return record
 

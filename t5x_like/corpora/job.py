@@ -66,7 +66,11 @@ class Kind(abc.ABC):
   @property
   @abc.abstractmethod
   def facts(self) -> dict[str, Any]:
-    """Everything that determines the bytes, as JSON."""
+    """Everything that determines the bytes, as JSON, except for `part_facts`."""
+
+  def part_facts(self, number: int) -> Any:
+    """Return everything else that determines the bytes of a part, as JSON."""
+    return None
 
   @property
   @abc.abstractmethod
@@ -126,8 +130,12 @@ class Job:
 
   @functools.cached_property
   def key(self) -> str:
-    """The SHA-256 of everything that determines the bytes."""
+    """The SHA-256 of everything that determines the bytes of all parts."""
     return hashlib.sha256(json.dumps({**self.kind.facts, "version": _VERSION}, sort_keys=True).encode()).hexdigest()
+
+  def part_key(self, number: int) -> str:
+    """Return the SHA-256 of everything that determines the bytes of a part."""
+    return hashlib.sha256(json.dumps([self.key, self.kind.part_facts(number)], sort_keys=True).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

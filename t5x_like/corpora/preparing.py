@@ -30,8 +30,6 @@ def prepare(jobs: Sequence[Job], engine: Engine) -> list[dict[str, int]]:
     checks = [held.enter_context(_begun(job)) for job in jobs]
     records = [_records(job, engine) for job in jobs]
     made = [building.described(job, parts) for job, parts in zip(jobs, records, strict=True)]
-    for job in jobs:
-      _check_source(job)
     for job, check, contents in zip(jobs, checks, made, strict=True):
       check()
       building.publish(job, contents)
@@ -57,8 +55,10 @@ def _records(job: Job, engine: Engine) -> list[dict[str, Any]]:
       engine.sign(job)
       for one in left:
         engine.compare(job, one)
+  building.remove_surplus(job)
   with progress_bar.shown(job, "parts", job.split, job.kind.unit):
     engine.make(job)
+  _check_source(job)
   return [building.record_of(job, number) for number in range(job.kind.num_parts)]
 
 

@@ -43,7 +43,7 @@ class Tokens(Kind):
 
   Attributes:
     source, data_dir, text_field: the documents, see `Documents`; `documents_sha256` is checked when they are opened.
-    changed: last modification times of the source's files; parts built from older contents are rebuilt.
+    changed: last modification times of the source's files; parts of files that have changed are rebuilt.
     part: the part of the source's split.
     vocabulary_path: path of the vocabulary; `vocabulary_fingerprint` is checked when it is opened.
     append_eos: whether documents end with EOS.
@@ -87,9 +87,18 @@ class Tokens(Kind):
 
   @property
   def facts(self) -> dict[str, Any]:
-    places = ("source", "data_dir", "vocabulary_path")
-    facts = {key: value for key, value in dataclasses.asdict(self).items() if key not in places}
+    left = {"source", "data_dir", "vocabulary_path"} | (set() if self._compares else {"documents_sha256", "changed"})
+    facts = {key: value for key, value in dataclasses.asdict(self).items() if key not in left}
     return facts | {"steps": {step.name: dataclasses.asdict(step) for step in self.steps}}
+
+  def part_facts(self, number: int) -> Any:
+    if self._compares:  # a part depends on all files
+      return None
+    return _documents(self).source.part_facts(self.part.split, self.text_field, _parts(self)[number])
+
+  @property
+  def _compares(self) -> bool:
+    return any(isinstance(step, cleaning.Duplicates) for step in self.steps)
 
   @property
   def vocabulary(self) -> vocabularies.Vocabulary:

@@ -129,8 +129,30 @@ def test_parts_of_a_file_changed_since_are_made_again(tmp_path, monkeypatch, cap
     patched.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
     assert prepare_data.main(flags) == 2
   file.write_text('{"text": "two"}\n')
-  assert prepare_data.main(flags) == 0 and "starting anew" in capsys.readouterr().out
+  assert prepare_data.main(flags) == 0 and "000000: of files that changed since; made anew" in capsys.readouterr().out
   assert texts_of(TokenStore.open(tmp_path / "out" / "train")) == ["two"]
+
+
+@pytest.mark.parametrize("clean, made", [("", 4), ("exact", 8)])
+def test_only_the_parts_of_changed_files_are_made_again(clean, made, tmp_path, monkeypatch):
+  """With duplicates to remove, a part depends on all files."""
+  flags = ["--vocabulary=bytes", "--split=train", "--workers=1", "--part_bytes=1", "--shard_tokens=5"]
+  flags += [f"--source=lines:{tmp_path}/*.txt", f"--clean={clean}"]
+  for number in range(5):
+    (tmp_path / f"{number}.txt").write_text(f"{number} and more\n{number} and less\n")
+  with monkeypatch.context() as patched:
+    patched.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
+    assert prepare_data.main([*flags, f"--output={tmp_path}/out"]) == 2
+  (tmp_path / "1.txt").write_text("1 only\n")  # one shard fewer
+  (tmp_path / "3.txt").write_text("3 and more\n3 and less\n3 and last\n")
+  (tmp_path / "4.txt").unlink()
+  with monkeypatch.context() as patched:
+    names, write = [], building.writer.write_shard
+    patched.setattr(building.writer, "write_shard", lambda *given: names.append(given[1]) or write(*given))
+    assert prepare_data.main([*flags, f"--output={tmp_path}/out"]) == 0
+  assert len(names) == made
+  assert prepare_data.main([*flags, f"--output={tmp_path}/whole"]) == 0
+  assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
 def test_append_eos_and_chosen_splits(corpus, tmp_path):

@@ -121,6 +121,10 @@ class Source(abc.ABC):
   def facts(self, field: str) -> dict[str, Any]:
     """Return the facts that define the documents of `field`, known without reading them: JSON, no absolute paths."""
 
+  def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
+    """Return the facts that define the documents of `field` in a part, known without reading them: JSON."""
+    return [self.facts(field), self.changed(split), part]
+
   @abc.abstractmethod
   def split_facts(self, split: str) -> dict[str, Any]:
     """Return the facts that define the records of a split, known without reading them: JSON, no absolute paths."""

@@ -84,6 +84,10 @@ class FileSource(Source):
     facts = self._facts()
     return facts if self.only_text else {"form": facts.pop("form"), "text_field": field, **facts}
 
+  def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
+    files = [[os.path.basename(path), place(path).size(), place(path).changed()] for path in self._paths(split, part)]
+    return [self.format, None if self.only_text else field, files]
+
   def split_facts(self, split: str) -> dict[str, Any]:
     return self._facts() | {"changed": self.changed(split)}
 
