@@ -195,6 +195,12 @@ def test_blank_lines_of_tables_are_counted(tmp_path):
   assert source.skipped["train"] == {"blank line": 2}
 
 
+def test_cells_of_csv_tables_keep_their_line_ends(tmp_path):
+  for end in ("\n", "\r\n"):
+    (tmp_path / "a.csv").write_bytes(f'text,n{end}"one\r\ntwo\nthree\r",1{end}plain,2'.encode())
+    assert read(f"csv:{tmp_path}/a.csv") == ["one\r\ntwo\nthree\r", "plain"]
+
+
 def test_a_cell_of_a_csv_table_may_hold_a_long_document(tmp_path):
   (tmp_path / "a.csv").write_text(f'text,label\n"{"long, " * 40_000}",1\n')
   (found,) = read(f"csv:{tmp_path}/a.csv")

@@ -99,8 +99,8 @@ class FileSource(Source):
     return {"form": self.format, "splits": splits}
 
 
-def lines(path: str) -> Iterator[tuple[int, str | Skip]]:
-  """Yield (line number from 1, line without its terminator) of a plain or compressed UTF-8 file.
+def lines(path: str, ends: bool = False) -> Iterator[tuple[int, str | Skip]]:
+  """Yield (line number from 1, line, with its terminator if `ends`) of a plain or compressed UTF-8 file.
 
   Memory holds one line at a time. A line ends with LF or CR LF; a line over `LONGEST` bytes yields a `Skip`.
   """
@@ -114,7 +114,7 @@ def lines(path: str) -> Iterator[tuple[int, str | Skip]]:
             line = file.readline(_PIECE)
           yield number, Skip(f"line of over {LONGEST >> 20} MiB")
           continue
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        line = line if ends else line.removesuffix(b"\n").removesuffix(b"\r")
         yield number, decode(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, f"{path}:{number}")
   except _compression.DAMAGED as error:
     raise _unreadable(f"{path}:{number + 1}", path, error) from error

@@ -18,10 +18,10 @@ class Source(FileSource):
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
     def texts() -> Iterator[str]:
-      for number, line in lines(path):
+      for number, line in lines(path, ends=True):  # which cells may hold
         if isinstance(line, Skip):
           raise UserError(f"{path}:{number}: found a {line.reason}, expected a table")
-        yield line + "\n"
+        yield line
 
     rows = csv.reader(texts(), strict=True)
     names: list[str] = []
