@@ -147,8 +147,8 @@ def _resumed(job: Job, number: int, path: Place) -> dict[str, Any]:
 def _remove(job: Job, number: int, record: dict[str, Any]) -> None:
   """Delete the shards of a part as it was before its files changed, and its progress."""
   for directory in [directory for array in record["arrays"] for directory in files_of(array["name"])]:
-    for shard in record["shards"]:
-      (job.work / directory / shard["name"]).unlink(missing_ok=True)
+    for shard in range(len(record["shards"]) + 1):  # the last may have been written and not recorded
+      (job.work / directory / f"{number:06d}{shard:06d}").unlink(missing_ok=True)
   (job.progress / "now" / "parts" / f"{number:06d}").unlink(missing_ok=True)
 
 
