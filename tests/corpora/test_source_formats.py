@@ -154,6 +154,7 @@ def test_links_in_circles_are_walked_once(tmp_path):
 
 
 def test_what_is_no_file_is_refused_by_what_it_is(tmp_path):
+  assert "found no bucket or host" in refusal("lines:https://")
   (tmp_path / "a.txt").write_text("a document")
   (tmp_path / "b.txt").symlink_to("nowhere")
   for pattern in ("b.txt", "*.txt"):

@@ -184,6 +184,8 @@ def _files(format: str, patterns: list[str]) -> list[str]:
   """Return the files of the patterns, sorted within each; raise UserError for no match, a missing or an empty file."""
   files: dict[str, None] = {}
   for pattern in itertools.chain.from_iterable(map(globs.expand, patterns)):
+    if pattern.endswith("://"):
+      raise UserError(f"source {format}:{pattern}: found no bucket or host, expected an address; is its variable set?")
     literal = place(pattern).exists()
     matches = [pattern] if literal else globs.matches(pattern)
     kinds = {path: globs.kind(path) for path in matches}
