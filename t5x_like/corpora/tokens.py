@@ -92,9 +92,10 @@ class Tokens(Kind):
     return facts | {"steps": {step.name: dataclasses.asdict(step) for step in self.steps}}
 
   def part_facts(self, number: int) -> Any:
-    if self._compares:  # a part depends on all files
+    if self._compares:  # a part depends on all files, which are among the facts
       return None
-    return _documents(self).source.part_facts(self.part.split, self.text_field, _parts(self)[number])
+    known = _documents(self).source.part_facts(self.part.split, self.text_field, _parts(self)[number])
+    return known or [self.documents_sha256, self.changed]
 
   @property
   def _compares(self) -> bool:

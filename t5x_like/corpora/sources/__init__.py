@@ -122,8 +122,8 @@ class Source(abc.ABC):
     """Return the facts that define the documents of `field`, known without reading them: JSON, no absolute paths."""
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
-    """Return the facts that define the documents of `field` in a part, known without reading them: JSON."""
-    return [self.facts(field), self.changed(split), part]
+    """Return the facts that define the documents of `field` in a part, as JSON; None if its files are not known."""
+    return None
 
   @abc.abstractmethod
   def split_facts(self, split: str) -> dict[str, Any]:

@@ -20,6 +20,10 @@ class Derived(Source):
   def changed(self, split: str) -> list[int | None]:
     return self._inner.changed(split)
 
+  def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
+    inner = self._inner.part_facts(split, field, part)
+    return inner and [self._own, field, inner]
+
   def facts(self, field: str) -> dict[str, Any]:
     return self._own | {"of": self._inner.facts(field)}
 
