@@ -114,7 +114,8 @@ class Tokens(Kind):
     return len(_parts(self))
 
   def is_current(self) -> bool:
-    documents = _documents(self)
+    opened = _documents.__wrapped__ if None in self.changed else _documents  # a source keeps the sizes at addresses
+    documents = opened(self)
     now = _sha256(documents.facts()), tuple(documents.source.changed(self.part.split))
     return now == (self.documents_sha256, self.changed)
 

@@ -123,9 +123,10 @@ class _Fsspec:
     keys = {self._key(path): about.get("size") for path, about in found.items()}
     return {key: size for key, size in keys.items() if key.startswith(prefix)}
 
-  def matches(self, pattern: str) -> list[str]:
+  def matches(self, pattern: str) -> dict[str, tuple[str, int | None]]:
     self.files.invalidate_cache()
-    return sorted(map(self._key, self.files.glob(self.path(pattern))))
+    found = self.files.glob(self.path(pattern), detail=True)
+    return {self._key(path): (about["type"], about.get("size")) for path, about in sorted(found.items())}
 
   def look(self) -> None:
     """Query the bucket of a Google or Amazon address; raise the client's error if it must not be listed."""

@@ -64,8 +64,17 @@ def matches(pattern: str) -> list[str]:
   """
   found = place(pattern)
   if isinstance(found, Remote):
-    return [str(path) for path in found.matches()]
+    return list(found.matches())
   return [str(found)] if found.exists() else sorted(_local_matches(str(found)))
+
+
+def listed(pattern: str) -> dict[str, tuple[str, int | None]]:
+  """List what matches a pattern at an address, with (kind, size or None), in few requests; nothing for other patterns.
+
+  A range of numbers matches anything.
+  """
+  pattern = _RANGE.sub("*", pattern)
+  return place(pattern).matches() if is_remote(pattern) and glob.has_magic(pattern) else {}
 
 
 def _local_matches(pattern: str) -> list[str]:

@@ -142,11 +142,12 @@ class Remote:
   def iterdir(self) -> Iterator["Remote"]:
     return iter([self / name for name in self.names()])
 
-  def matches(self) -> list["Remote"]:
-    """Return the sorted files and directories that match this address, a glob pattern."""
+  def matches(self) -> dict[str, tuple[str, int | None]]:
+    """Return the sorted addresses of files and directories that match this one, a glob pattern, with the type (`file`
+    or `directory`) and size in bytes (None if unknown) of each."""
     with _answers(self._url, "listed"):
       found = retried(lambda: clients.asked(self._root).matches(self._key), self._url)
-    return [Remote(self._address(key)) for key in found]
+    return {str(Remote(self._address(key))): about for key, about in found.items()}
 
   def is_dir(self) -> bool:
     return self._scheme not in ("http", "https") and bool(self.sizes())  # a web server lists nothing

@@ -13,7 +13,9 @@ import pytest
 
 from object_server import Server, environment
 from t5x_like.corpora import building
+from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, task
+from t5x_like.errors import UserError
 from t5x_like.files import leases, locks, remote
 from t5x_like.files.leases import Lease
 from t5x_like.files.places import place
@@ -68,6 +70,20 @@ def test_a_bucket_gets_the_bytes_of_a_local_store_and_training_reads_them(flags,
   for one, other in zip(*batches, strict=True):
     for name in one:
       np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_a_source_in_a_bucket_is_opened_with_a_listing(server):
+  """Not with requests for each of its files, of which there may be a hundred thousand."""
+  (server.root / "pages").mkdir(parents=True)
+  for number in range(30):
+    (server.root / "pages" / f"{number:02d}.txt").write_text(f"page {number}\n")
+  for pattern in ("*.txt", "{00..29}.txt"):
+    before = len(server.requests)
+    source = open_source(f"lines:gs://bucket/pages/{pattern}")
+    assert [file["bytes"] for file in source.facts("text")["splits"]["train"]] == [7] * 10 + [8] * 20
+    assert len(source.parts("train", 1)) == 30 and len(server.requests) - before < 12
+  with pytest.raises(UserError, match="30.txt: found no file of that name"):
+    open_source("lines:gs://bucket/pages/{00..30}.txt")
 
 
 def test_killed_and_repeated_uploads_only_what_is_missing(flags, local, server):

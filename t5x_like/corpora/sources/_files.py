@@ -11,7 +11,7 @@ from typing import Any
 from t5x_like.corpora.sources import Record, Skip, Source, _compression, check_split, text_of
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs
-from t5x_like.files.places import place
+from t5x_like.files.places import is_remote, place
 
 LONGEST = 2**27  # maximum bytes of a line, or of a file that is one text; longer texts are skipped and counted
 
@@ -35,7 +35,9 @@ class FileSource(Source):
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self.fields, self.format = fields, type(self).__module__.rpartition(".")[2]
-    self._files = {split: _files(self.format, patterns) for split, patterns in _patterns(self.format, rest).items()}
+    found = {split: _files(self.format, patterns) for split, patterns in _patterns(self.format, rest).items()}
+    self._files = {split: list(sizes) for split, sizes in found.items()}
+    self._sizes = {path: size for sizes in found.values() for path, size in sizes.items() if is_remote(path)}
     self.name = _name(self.format, sorted({path for files in self._files.values() for path in files}))
     self.splits = tuple(self._files)
 
@@ -59,6 +61,10 @@ class FileSource(Source):
     files = ((split, globs.absolute(path)) for split, paths in self._files.items() for path in paths)
     return next((path for split, path in files if seen.setdefault(path, split) != split), None)
 
+  def _size(self, path: str) -> int:
+    """Return the size of a file in bytes; of one at an address as on opening, since every question is a request."""
+    return self._sizes[path] if path in self._sizes else place(path).size()
+
   def _paths(self, split: str, part: tuple[int, int] | None) -> list[str]:
     return self._files[split][slice(*part) if part else slice(None)]
 
@@ -67,14 +73,14 @@ class FileSource(Source):
     check_split(self, split)
     parts, first, held = [], 0, 0
     for number, path in enumerate(self._files[split]):
-      held += place(path).size()
+      held += self._size(path)
       if held >= part_bytes:
         parts.append((first, number + 1))
         first, held = number + 1, 0
     return [*parts, (first, len(self._files[split]))] if held else parts
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
-    return sum(place(path).size() for path in self._paths(split, part))
+    return sum(map(self._size, self._paths(split, part)))
 
   def changed(self, split: str) -> list[int | None]:
     """Return the last modification time of each file of the split in nanoseconds; None for remote files."""
@@ -85,7 +91,7 @@ class FileSource(Source):
     return facts if self.only_text else {"form": facts.pop("form"), "text_field": field, **facts}
 
   def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
-    files = [[os.path.basename(path), place(path).size(), place(path).changed()] for path in self._paths(split, part)]
+    files = [[os.path.basename(path), self._size(path), place(path).changed()] for path in self._paths(split, part)]
     return [self.format, None if self.only_text else field, files]
 
   def split_facts(self, split: str) -> dict[str, Any]:
@@ -93,7 +99,7 @@ class FileSource(Source):
 
   def _facts(self) -> dict[str, Any]:
     splits = {
-      split: [{"file": os.path.basename(path), "bytes": place(path).size()} for path in files]
+      split: [{"file": os.path.basename(path), "bytes": self._size(path)} for path in files]
       for split, files in self._files.items()
     }
     return {"form": self.format, "splits": splits}
@@ -180,31 +186,38 @@ def _patterns(format: str, rest: str) -> dict[str, list[str]]:
   return patterns
 
 
-def _files(format: str, patterns: list[str]) -> list[str]:
-  """Return the files of the patterns, sorted within each; raise UserError for no match, a missing or an empty file."""
-  files: dict[str, None] = {}
-  for pattern in itertools.chain.from_iterable(map(globs.expand, patterns)):
-    if pattern.endswith("://"):
-      raise UserError(f"source {format}:{pattern}: found no bucket or host, expected an address; is its variable set?")
-    literal = place(pattern).exists()
-    matches = [pattern] if literal else globs.matches(pattern)
-    kinds = {path: globs.kind(path) for path in matches}
-    if odd := next((path for path, kind in kinds.items() if kind not in ("file", "directory")), None):
-      raise UserError(f"source {format}:{odd}: found {kinds[odd]}, expected a file; remove it or change the pattern")
-    found = [path for path, kind in kinds.items() if kind == "file"]
-    if not found:
-      what = "a directory" if literal else "only directories" if matches else "no file of that name"
-      mend = f"name its files by a pattern such as {os.path.join(pattern, '*')}" if literal else "check the path"
-      raise UserError(f"source {format}:{pattern}: found {what}, expected at least one file; {mend}")
-    files.update(dict.fromkeys(found))
-  for path in files:
+def _files(format: str, patterns: list[str]) -> dict[str, int]:
+  """Return the files of the patterns, sorted within each, with their sizes; UserError for none, or an empty one."""
+  files: dict[str, int | None] = {}
+  for pattern in patterns:
+    listed = globs.listed(pattern)
+    for one in globs.expand(pattern):
+      files |= _of_one(format, one, listed, whole=one == pattern)
+  for path, size in files.items():
     try:
-      size = place(path).size()
+      files[path] = place(path).size() if size is None else size
     except OSError as error:
       raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
-    if not size:
+    if not files[path]:
       raise UserError(f"{path}: found an empty file, expected documents; fetch it again or leave it out")
-  return list(files)
+  return files
+
+
+def _of_one(format: str, pattern: str, listed: dict[str, tuple[str, int | None]], whole: bool) -> dict[str, int | None]:
+  """Return the files of a pattern without ranges, with their sizes if `globs.listed` has told them."""
+  if pattern.endswith("://"):
+    raise UserError(f"source {format}:{pattern}: found no bucket or host, expected an address; is its variable set?")
+  literal = pattern in listed or place(pattern).exists()
+  matches = [pattern] if literal else list(listed) if listed and whole else globs.matches(pattern)
+  kinds = {path: listed[path][0] if path in listed else globs.kind(path) for path in matches}
+  if odd := next((path for path, kind in kinds.items() if kind not in ("file", "directory")), None):
+    raise UserError(f"source {format}:{odd}: found {kinds[odd]}, expected a file; remove it or change the pattern")
+  found = {path: listed.get(path, (kind, None))[1] for path, kind in kinds.items() if kind == "file"}
+  if not found:
+    what = "a directory" if literal else "only directories" if matches else "no file of that name"
+    mend = f"name its files by a pattern such as {os.path.join(pattern, '*')}" if literal else "check the path"
+    raise UserError(f"source {format}:{pattern}: found {what}, expected at least one file; {mend}")
+  return found
 
 
 def _name(format: str, files: list[str]) -> str:
