@@ -69,12 +69,20 @@ def matches(pattern: str) -> list[str]:
 
 
 def listed(pattern: str) -> dict[str, tuple[str, int | None]]:
-  """List what matches a pattern at an address, with (kind, size or None), in few requests; nothing for other patterns.
+  """List what matches a pattern at an address, with (kind, size or None), in few requests.
 
-  A range of numbers matches anything.
+  A range of numbers matches anything. Nothing is listed for other patterns, on a web server, or if only single files
+  may be read and the pattern names them.
   """
-  pattern = _RANGE.sub("*", pattern)
-  return place(pattern).matches() if is_remote(pattern) and glob.has_magic(pattern) else {}
+  every = _RANGE.sub("*", pattern)
+  if not is_remote(every) or every.lower().startswith("http") or not glob.has_magic(every):
+    return {}
+  try:
+    return place(every).matches()
+  except UserError:
+    if glob.has_magic(pattern):
+      raise
+    return {}
 
 
 def _local_matches(pattern: str) -> list[str]:

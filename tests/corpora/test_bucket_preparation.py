@@ -84,6 +84,10 @@ def test_a_source_in_a_bucket_is_opened_with_a_listing(server):
     assert len(source.parts("train", 1)) == 30 and len(server.requests) - before < 12
   with pytest.raises(UserError, match="30.txt: found no file of that name"):
     open_source("lines:gs://bucket/pages/{00..30}.txt")
+  server.fault = lambda operation, name: "forbidden" if operation == "list" else None
+  assert len(open_source("lines:gs://bucket/pages/{00..29}.txt").facts("text")["splits"]["train"]) == 30
+  with pytest.raises(UserError, match="cannot be listed"):
+    open_source("lines:gs://bucket/pages/*.txt")
 
 
 def test_killed_and_repeated_uploads_only_what_is_missing(flags, local, server):
