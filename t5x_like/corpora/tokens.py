@@ -114,10 +114,9 @@ class Tokens(Kind):
     return len(_parts(self))
 
   def is_current(self) -> bool:
-    opened = _documents.__wrapped__ if None in self.changed else _documents  # a source keeps the sizes at addresses
-    documents = opened(self)
+    documents = _documents(self)
     now = _sha256(documents.facts()), tuple(documents.source.changed(self.part.split))
-    return now == (self.documents_sha256, self.changed)
+    return now == (self.documents_sha256, self.changed) and documents.source.is_listed()
 
   def part_size(self, number: int) -> int:
     return _documents(self).source.part_size(self.part.split, _parts(self)[number])

@@ -82,6 +82,11 @@ def test_a_source_in_a_bucket_is_opened_with_a_listing(server):
     source = open_source(f"lines:gs://bucket/pages/{pattern}")
     assert [file["bytes"] for file in source.facts("text")["splits"]["train"]] == [7] * 10 + [8] * 20
     assert len(source.parts("train", 1)) == 30 and len(server.requests) - before < 12
+  assert source.is_listed()
+  (server.root / "pages" / "99.txt").write_text("added, and not a file of this source")
+  assert source.is_listed()
+  (server.root / "pages" / "07.txt").write_text("page seven")
+  assert not source.is_listed()
   with pytest.raises(UserError, match="30.txt: found no file of that name"):
     open_source("lines:gs://bucket/pages/{00..30}.txt")
   server.fault = lambda operation, name: "forbidden" if operation == "list" else None

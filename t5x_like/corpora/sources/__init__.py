@@ -113,6 +113,10 @@ class Source(abc.ABC):
     """Return a file that two splits have; None if there is none."""
     return None
 
+  def is_listed(self) -> bool:
+    """Return whether its files at addresses have the sizes that they had on opening."""
+    return True
+
   def changed(self, split: str) -> list[int | None]:
     """Return the last modification time of each file of the split in nanoseconds; None if unknown."""
     return []

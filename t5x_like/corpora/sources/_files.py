@@ -35,7 +35,8 @@ class FileSource(Source):
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self.fields, self.format = fields, type(self).__module__.rpartition(".")[2]
-    found = {split: _files(self.format, patterns) for split, patterns in _patterns(self.format, rest).items()}
+    self._patterns = _patterns(self.format, rest)
+    found = {split: _files(self.format, patterns) for split, patterns in self._patterns.items()}
     self._files = {split: list(sizes) for split, sizes in found.items()}
     self._sizes = {path: size for sizes in found.values() for path, size in sizes.items() if is_remote(path)}
     self.name = _name(self.format, sorted({path for files in self._files.values() for path in files}))
@@ -60,6 +61,12 @@ class FileSource(Source):
     seen: dict[str, str] = {}
     files = ((split, globs.absolute(path)) for split, paths in self._files.items() for path in paths)
     return next((path for split, path in files if seen.setdefault(path, split) != split), None)
+
+  def is_listed(self) -> bool:
+    listed: dict[str, tuple[str, int | None]] = {}
+    for pattern in itertools.chain.from_iterable(self._patterns.values()):
+      listed |= globs.listed(pattern)
+    return all(size == listed.get(path, ("file", size))[1] for path, size in self._sizes.items())
 
   def _size(self, path: str) -> int:
     """Return the size of a file in bytes; of one at an address as on opening, since every question is a request."""
