@@ -176,7 +176,7 @@ class Tokens(Kind):
     return Made({TOKENS: stored}, reasons, removed)
 
 
-@functools.lru_cache(2)
+@functools.lru_cache(16)  # splits
 def _documents(tokens: Tokens) -> Documents:
   documents = Documents(tokens.source, data_dir=tokens.data_dir, text_field=tokens.text_field)
   if _sha256(documents.facts()) != tokens.documents_sha256:
@@ -186,7 +186,7 @@ def _documents(tokens: Tokens) -> Documents:
   return documents
 
 
-@functools.lru_cache(2)
+@functools.lru_cache(16)
 def _parts(tokens: Tokens) -> list[tuple[int, int]]:
   return _documents(tokens).source.parts(tokens.part.split, tokens.part_bytes)
 
