@@ -9,8 +9,9 @@ The size counts everything: pad (0), eos (1), unk (2), with --with_mask also [CL
 pieces, and the sentinels (100 at the top). bytelevel_bpe (GPT-2's) gives every text back as it was: line ends,
 indentation, any character. The others lose some, and the share is printed: unigram (T5's) and bpe are SentencePiece
 models, which fold spaces and line ends, and wordpiece is BERT's. A fixed random sample of the lines is used if they
-exceed --max_bytes; bytelevel_bpe learns from several lines at once. The same input, options and number of threads give
-the same vocabulary. Nothing is done if the output already holds it.
+exceed --max_bytes. All of the source is read for it, so name only some files of a large one. bytelevel_bpe learns from
+several lines at once. The same input, options and number of threads give the same vocabulary. Nothing is done if the
+output already holds it.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from . import train_tokenizer
 RECORD, LOSSLESS = "training.json", "bytelevel_bpe"
 LONGEST_LINE = 4096  # bytes; the trainer skips longer ones
 _SEED = 0
+_SAY_SECONDS = 60.0
 
 
 @door
@@ -160,8 +162,12 @@ def sample(lines: Iterable[bytes], max_bytes: int) -> tuple[list[bytes], int]:
   draw = random.Random(_SEED).random
   kept: list[tuple[float, int, bytes]] = []
   total = held = 0
+  said = time.monotonic()
   for number, line in enumerate(lines):
     total += len(line)
+    if time.monotonic() - said > _SAY_SECONDS:
+      said = time.monotonic()
+      print(f"read {total / 1e6:,.0f} MB so far ...", flush=True)
     key = -draw()
     if held + len(line) > max_bytes and kept and key < kept[0][0]:
       continue

@@ -125,6 +125,12 @@ def test_an_output_that_cannot_be_written_is_refused(corpus, tmp_path, capsys):
   assert f"{tmp_path}/file/v: cannot be written" in capsys.readouterr().err
 
 
+def test_a_long_reading_tells_that_it_goes_on(monkeypatch, capsys):
+  monkeypatch.setattr(train_vocabulary, "_SAY_SECONDS", 0)
+  assert train_vocabulary.sample([b"a" * 1_000_000] * 3, 10**7)[1] == 3_000_000
+  assert "read 3 MB so far ..." in capsys.readouterr().out
+
+
 def test_the_tokenizer_of_others_stays_and_an_address_is_written(corpus, tmp_path, monkeypatch, capsys):
   (tmp_path / "tokenizer.json").write_text("{}")
   assert run(corpus, tmp_path, "--size=160") == 2
