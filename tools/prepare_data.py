@@ -203,6 +203,10 @@ def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
   for name in (*c4, "bad_words"):
     if getattr(args, name) != _parser().get_default(name) and "c4" not in args.clean.split(","):
       raise UserError(f"--{name}={getattr(args, name)}: expected --clean with c4, found --clean={args.clean}")
+  if args.language != _parser().get_default("language") and not args.language_id:
+    raise UserError(
+      f"--language={args.language}: expected --language_id with the function that tells a page's language"
+    )
   return cleaning.steps(f"--clean={args.clean}", args.clean, given)
 
 

@@ -100,5 +100,7 @@ def test_files_need_the_step_and_the_step_needs_files(tmp_path, capsys):
   (tmp_path / "words").write_text("bad")
   assert prepare_data.main([*flags, "--clean=exact", f"--bad_words={tmp_path}/words"]) == 2
   assert "expected --clean with c4, found --clean=exact" in capsys.readouterr().err
+  assert prepare_data.main([*flags, "--clean=c4", "--language=de"]) == 2
+  assert "--language=de: expected --language_id" in capsys.readouterr().err
   assert prepare_data.main([*flags, "--clean=decontaminate"]) == 2
   assert "found no --against" in capsys.readouterr().err
