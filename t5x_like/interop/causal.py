@@ -6,8 +6,7 @@ from typing import Any
 from t5x_like.architectures.design import Tokens
 from t5x_like.errors import UserError
 from t5x_like.interop.fields import Fields
-from t5x_like.interop.hf import only
-from t5x_like.nn.cores.auto import EXACT
+from t5x_like.interop.hf import only, plain_core
 
 GATED = {
   "silu": "swiglu",
@@ -257,9 +256,6 @@ def refuse_others(model, *, square: bool = True, heads: bool = True, mlp: bool =
     UserError: the design cannot be expressed; names the field or the sizes.
   """
   D, H = model.variant.dims.embed, model.variant.dims.head_dim
-  core = model.variant.design.core
-  own = core if isinstance(core, str) or "name" in core else core.get("decoder", "auto")
-  exact = [core] if (own if isinstance(own, str) else own["name"]) in EXACT else list(EXACT)
   plain = dict(
     norm_position="pre",
     parallel="no",
@@ -268,7 +264,7 @@ def refuse_others(model, *, square: bool = True, heads: bool = True, mlp: bool =
     attention_scale=[None, H**-0.5],
     softcap=None,
     windows=(None,),
-    core=exact,
+    core=plain_core(model.variant.design),
     experts=None,
     embed_scale=False,
     embed_norm=False,

@@ -31,6 +31,7 @@ from t5x_like.interop.fields import Fields
 from t5x_like.interop.files import INDEX, WEIGHTS, Files, read_text
 from t5x_like.interop.mapping import Mapping
 from t5x_like.nn import params
+from t5x_like.nn.cores.auto import EXACT
 from t5x_like.vocabularies.kinds._shared import FILES
 
 SHARD_BYTES = 5 * 10**9
@@ -159,7 +160,8 @@ def save(
     labels: the names of the classes, for a config that has them.
     images: for a model of images, the `config.task` that tells how they are prepared.
   Raises:
-    UserError: the directory is not empty, the model has no Hugging Face form, or a file cannot be written.
+    UserError: the directory is not empty, the model has no Hugging Face form or a parameter for which it has no tensor,
+      or a file cannot be written.
   """
   from safetensors.flax import save_file
 
@@ -171,6 +173,10 @@ def save(
   config["dtype"] = dtype
   mapping = Mapping(model)
   family.tensors(mapping)
+  if lost := mapping.names - {name for tensor in mapping.tensors for name, _ in tensor.parts}:
+    raise UserError(
+      f"{directory}: {type_of(config)} has no tensor for the parameter {min(lost)!r}, without which it is another model"
+    )
   same = False
   if type_of(old) == type_of(config):
     names = {t.name for t in mapping.tensors}
@@ -315,6 +321,17 @@ def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> li
     shards[-1].append(tensor)
     size += values * itemsize
   return shards
+
+
+def plain_core(design) -> list:
+  """Return the values of `design.core` for `only`: its own, if it computes plain attention, or those that do."""
+
+  def names(core) -> set[str]:
+    if isinstance(core, str) or "name" in core:
+      return {core if isinstance(core, str) else core["name"]}
+    return set().union(*map(names, core.values() if isinstance(core, dict) else core))
+
+  return [design.core] if names(design.core) <= set(EXACT) else [*EXACT]
 
 
 def only(model, **expected) -> None:

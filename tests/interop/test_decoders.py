@@ -6,6 +6,7 @@ import importlib
 import json
 import stat
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -112,6 +113,7 @@ def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
     ("gpt_oss:20b", "quantization_config", {"quant_method": "mxfp4"}),
     ("gemma2:27b", "layer_types", ["sliding_attention", "chunked_attention"] * 23),
     ("gemma2:27b", "use_bidirectional_attention", True),
+    ("gemma3:1b", "attn_logit_softcapping", 30.0),
     ("bloom:560m", "apply_residual_connection_post_layernorm", True),
     ("opt:350m", "enable_bias", False),
     ("opt:350m", "layer_norm_elementwise_affine", False),
@@ -178,6 +180,7 @@ def small(family, name, **changes):
     (llama, "tiny", dict(biases=("qkv",))),
     (mpt, "tiny", dict(biases=("out",))),
     (neox, "tiny", dict(softcap=20.0)),
+    (gemma3, "tiny", dict(softcap=20.0)),
     (opt, "tiny", dict(position={"name": "learned", "length": 8})),
     (xglm, "tiny", dict(position={"name": "sinusoidal"})),
     (falcon, "tiny", dict(logits_bias=True)),
@@ -188,6 +191,13 @@ def test_a_design_no_type_can_say_is_refused_by_its_cell(family, name, changes, 
   with pytest.raises(UserError, match=f"design.{next(iter(changes))}") as error:
     hf.save(small(family, name, **changes), str(tmp_path / "model"))
   assert "\n" not in str(error.value) and not (tmp_path / "model" / "config.json").exists()
+
+
+def test_a_parameter_without_a_tensor_is_refused_by_name(tmp_path):
+  variant = small(llama, "tiny").variant
+  scoring = jax.eval_shape(lambda key: llama.Model(nnx.Rngs(params=key), variant=variant, scores=1), jax.random.key(0))
+  with pytest.raises(UserError, match="llama has no tensor for the parameter 'scores/out/bias'"):
+    hf.save(scoring, str(tmp_path / "model"))
 
 
 def test_saved_files_are_for_those_whom_the_umask_lets_read(tmp_path):

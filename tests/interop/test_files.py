@@ -87,11 +87,21 @@ def test_a_tied_tensor_that_differs_is_refused(directory, tmp_path):
 
 @pytest.mark.parametrize(
   "design, said",
-  [({"position": "rope"}, "position"), ({"norm_position": "post"}, "norm_position"), ({"qk_norm": True}, "qk_norm")],
+  [
+    ({"position": "rope"}, "position"),
+    ({"norm_position": "post"}, "norm_position"),
+    ({"qk_norm": True}, "qk_norm"),
+    ({"core": "local"}, "core"),
+    ({"core": {"encoder": "auto", "decoder": "local"}}, "core"),
+    ({"embed_scale": True}, "embed_scale"),
+    ({"embed_norm": True}, "embed_norm"),
+    ({"logits_softcap": 5.0}, "logits_softcap"),
+    ({"logits_bias": True}, "logits_bias"),
+  ],
 )
 def test_a_design_that_no_file_can_say_is_refused(design, said, tmp_path):
   with pytest.raises(UserError, match=f"design.{said} is"):
-    hf.save(tiny.model(tiny.sizes("1.1"), design=design), str(tmp_path / "out"))
+    hf.save(tiny.abstract(tiny.sizes("1.1"), design=design), str(tmp_path / "out"))
   assert not (tmp_path / "out").exists()
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.fields import Fields
-from t5x_like.interop.hf import only
+from t5x_like.interop.hf import only, plain_core
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import bart, transformer
 from t5x_like.nn.dims import Dims
@@ -70,8 +70,9 @@ def config(model, model_type: str | None) -> dict:
   variant, design = model.variant, model.variant.design
   marian = isinstance(model, transformer.Model)
   like = transformer.MARIAN if marian else bart.MBART if design.norm_position == "pre" else bart.BART
-  free = ("activation", "position", "embed_scale", "logits_bias", "embed_init", "init_stddev", "mlp_dropout", "core")
-  free += ("quantization",)
+  free = ("activation", "position", "embed_scale", "logits_bias", "embed_init", "init_stddev", "mlp_dropout")
+  free += ("core", "quantization")
+  only(model, core=plain_core(design))
   for field in dataclasses.fields(design):
     if field.name not in free:
       only(model, **{field.name: [getattr(like, field.name)]})

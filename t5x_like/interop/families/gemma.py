@@ -27,6 +27,7 @@ def build(fields: Fields, names: set[str]):
     return made
   third = fields.values["model_type"] == "gemma3_text"
   if third:
+    fields.only("attn_logit_softcapping", None)  # the library has the field, and never applies it
     every = fields.take("sliding_window_pattern", gemma3.GLOBAL_EVERY)
     fields.ignore("_sliding_window_pattern")  # the library's own note; it writes `layer_types` with it
     local = causal.local_layers(fields, lambda layer: (layer + 1) % every != 0)
@@ -70,7 +71,7 @@ def config(model, model_type: str | None) -> dict:
     biases=[(), ("qkv", "out")],
     activation=list(causal.GATED.values()),
     attention_scale=[design.attention_scale],
-    softcap=[design.softcap],
+    softcap=[None if third else design.softcap],
     embed_scale=True,
     logits_softcap=[design.logits_softcap],
     **causal.one_window(design),

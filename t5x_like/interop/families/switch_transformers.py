@@ -6,11 +6,10 @@ tokens (64 by default) of one sequence.
 
 import dataclasses
 
-from t5x_like.architectures.design import Tokens, Variant
+from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
-from t5x_like.interop.families.t5 import map_stacks
+from t5x_like.interop.families.t5 import map_stacks, refuse_others, special_ids
 from t5x_like.interop.fields import Fields
-from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import switch
 from t5x_like.models.t5 import V1_0
@@ -66,26 +65,13 @@ def build(fields: Fields, names: set[str]):
     logits_scale=fields.take("tie_word_embeddings", True),
   )
   dims = Dims(fields.take("d_model"), heads, heads, fields.take("d_kv"), fields.take("d_ff"), layers)
-  pad = fields.take("pad_token_id", 0)
-  tokens = Tokens(pad, fields.values.get("decoder_start_token_id") or pad, fields.take("eos_token_id", 1))
+  tokens = special_ids(fields)
   variant = Variant(dims, design, fields.take("vocab_size"), tokens, decoder_layers=decoder_layers)
   return switch.Model, {"variant": variant}
 
 
 def config(model, model_type: str | None) -> dict:
-  only(
-    model,
-    norm="rmsnorm",
-    norm_position="pre",
-    parallel="no",
-    biases=(),
-    qk_norm=False,
-    attention_scale=1.0,
-    softcap=None,
-    windows=(None,),
-    activation=list(ACTIVATIONS.values()),
-    logits_scale=[True, False],
-  )
+  refuse_others(model, activation=list(ACTIVATIONS.values()))
   variant, design = model.variant, model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   experts, dims = design.experts, variant.dims

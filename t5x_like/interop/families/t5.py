@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Callable
 
 from t5x_like.architectures.design import Tokens, Variant
+from t5x_like.errors import UserError
 from t5x_like.interop.fields import Fields
-from t5x_like.interop.hf import only
+from t5x_like.interop.hf import only, plain_core
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import t5
 from t5x_like.nn.dims import Dims
@@ -38,15 +39,21 @@ def build(fields: Fields, names: set[str]):
   )
   heads, layers = fields.take("num_heads"), fields.take("num_layers")
   dims = Dims(fields.take("d_model"), heads, heads, fields.take("d_kv"), fields.take("d_ff"), layers)
-  pad, eos = fields.take("pad_token_id", 0), fields.take("eos_token_id", 1)
-  tokens = Tokens(pad, fields.values.get("decoder_start_token_id") or pad, eos)
+  tokens = special_ids(fields)
   decoder_layers = fields.take("num_decoder_layers", layers)
   return t5.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens, decoder_layers=decoder_layers)}
 
 
-def config(model, model_type: str | None) -> dict:
-  only(
-    model,
+def special_ids(fields: Fields) -> Tokens:
+  """Return the special ids of a config: padding starts the decoder, and the first of several end ids counts."""
+  pad, eos = fields.take("pad_token_id", 0), fields.take("eos_token_id", 1)
+  return Tokens(pad, fields.values.get("decoder_start_token_id") or pad, eos[0] if isinstance(eos, list) else eos)
+
+
+def refuse_others(model, **expected) -> None:
+  """Refuse designs that are not T5's in the fields that are not `expected`; raise UserError that names the field."""
+  variant = model.variant
+  usual = dict(
     norm="rmsnorm",
     norm_position="pre",
     parallel="no",
@@ -55,10 +62,23 @@ def config(model, model_type: str | None) -> dict:
     attention_scale=1.0,
     softcap=None,
     windows=(None,),
-    experts=None,
-    activation=list(ACTIVATIONS.values()),
+    core=plain_core(variant.design),
+    embed_scale=False,
+    embed_norm=False,
     logits_scale=[True, False],
+    logits_softcap=None,
+    logits_bias=False,
   )
+  only(model, **usual | expected)
+  if variant.shared or variant.embed or variant.dims.kv_heads != variant.dims.heads:
+    raise UserError(
+      f"{variant.dims} with shared={variant.shared}, embed={variant.embed}: this type has an encoder of its own, a"
+      " table as wide as the stack, and as many key/value heads as heads"
+    )
+
+
+def config(model, model_type: str | None) -> dict:
+  refuse_others(model, experts=None, activation=list(ACTIVATIONS.values()))
   variant, design = model.variant, model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   ours = position["name"] == "relative_bias" and "bidirectional" not in position
