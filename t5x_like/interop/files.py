@@ -38,7 +38,10 @@ class Files:
   def __init__(self, directory: pathlib.Path, renamed: Callable[[str], str]):
     self.where = str(directory)
     index = directory / INDEX
-    if index.is_file():
+    if (directory / WEIGHTS).is_file():  # as the library does, whatever else lies there
+      file = _File(directory / WEIGHTS)
+      at = dict.fromkeys(file.dtypes, file)
+    elif index.is_file():
       content = checked_json.parsed(read_text(index), dict, str(index), "an object with 'weight_map'; copy it again")
       weight_map = content.get("weight_map")
       if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
@@ -49,9 +52,6 @@ class Files:
         if name not in files[file].dtypes:
           raise UserError(f"{directory / file}: tensor {name!r} is missing, which {INDEX} says is there; copy it again")
       at = {name: files[file] for name, file in weight_map.items()}
-    elif (directory / WEIGHTS).is_file():
-      file = _File(directory / WEIGHTS)
-      at = dict.fromkeys(file.dtypes, file)
     else:
       pickles = [p.name for p in directory.glob("*.bin")]
       more = f"; {pickles[0]} is a pickle, and pickles are not opened; save it again as safetensors" if pickles else ""

@@ -47,6 +47,13 @@ def test_several_files_with_an_index(directory, tmp_path, monkeypatch):
     hf.load(str(tmp_path / "many"))
 
 
+def test_one_file_counts_before_an_index(directory, tmp_path):
+  for file in directory.iterdir():
+    (tmp_path / file.name).write_bytes(file.read_bytes())
+  (tmp_path / hf.INDEX).write_text(json.dumps({"weight_map": {"shared.weight": "gone.safetensors"}}))
+  assert same(values(tmp_path), values(directory))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_16_bit_tensors_come_back_as_they_were(directory, tmp_path, dtype):
   half = tmp_path / "half"
