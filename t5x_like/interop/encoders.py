@@ -77,12 +77,15 @@ def special(fields: Fields, default: Tokens) -> Tokens:
   return Tokens(pad, default.start if start is None else start, eos if isinstance(eos, int) else eos[0])
 
 
-def build(fields: Fields, names: set[str], base: Variant, prefix: str, heads: tuple[Head, ...], **changes) -> Variant:
+def build(
+  fields: Fields, names: set[str], base: Variant, prefix: str, heads: tuple[Head, ...], length: int = 512, **changes
+) -> Variant:
   """Return the variant of a config with BERT's fields.
 
   Args:
     base: has the family's design and special tokens; `changes` are made to the design.
     prefix: the prefix of its class names, such as "Bert".
+    length: the default number of positions.
   """
   fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob")
   fields.only("position_embedding_type", "absolute")
@@ -90,7 +93,7 @@ def build(fields: Fields, names: set[str], base: Variant, prefix: str, heads: tu
   D, N = fields.take("hidden_size"), fields.take("num_attention_heads")
   tokens = special(fields, base.tokens)
   offset = 0 if not _offset(base.design) else tokens.pad + 1  # as fairseq numbers positions
-  position = {"name": "learned", "length": fields.take("max_position_embeddings", 512) - offset}
+  position = {"name": "learned", "length": fields.take("max_position_embeddings", length) - offset}
   design = dataclasses.replace(
     base.design,
     norm_epsilon=fields.take("layer_norm_eps", 1e-12),

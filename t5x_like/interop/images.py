@@ -20,15 +20,23 @@ POOLER = "pooler.dense.weight"  # of a body
 ATTENTION = ("attention.query", "attention.key", "attention.value", "output.dense")
 
 
-def build(fields: Fields, base: ImageVariant, mlp: int | None = None, **changes) -> ImageVariant:
-  """Return the variant of a config with ViT's fields; `changes` apply to the base, `mlp` is computed from others."""
+def build(
+  fields: Fields, base: ImageVariant, mlp: int | None = None, epsilon: float = 1e-12, patch: int = 16, **changes
+) -> ImageVariant:
+  """Return the variant of a config with ViT's fields.
+
+  Args:
+    mlp: the width of the feed-forward layer, if it is computed from other fields.
+    epsilon, patch: defaults of the norms and of the side of a patch.
+    changes: apply to the base.
+  """
   fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "encoder_stride", "pooler_act")
   fields.ignore("pooler_output_size", "layer_norm_type", "image_mean", "image_std")
   biases = fields.choose("qkv_bias", {True: ("qkv", "out", "mlp"), False: ("out", "mlp")}, True)
   D, N = fields.take("hidden_size"), fields.take("num_attention_heads")
   design = dataclasses.replace(
     base.design,
-    norm_epsilon=fields.take("layer_norm_eps", 1e-12),
+    norm_epsilon=fields.take("layer_norm_eps", epsilon),
     activation=fields.choose("hidden_act", ACTIVATIONS, "gelu"),
     biases=biases,
     position="learned_1d",
@@ -37,7 +45,7 @@ def build(fields: Fields, base: ImageVariant, mlp: int | None = None, **changes)
     base,
     dims=Dims(D, N, N, D // N, mlp or fields.take("intermediate_size"), fields.take("num_hidden_layers")),
     design=design,
-    patch=side(fields, "patch_size", 16),
+    patch=side(fields, "patch_size", patch),
     resolution=resolution(fields, "image_size", 224),
     channels=fields.take("num_channels", 3),
     **changes,

@@ -14,6 +14,7 @@ MODEL_TYPES = ("bart", "mbart", "marian")
 MODELS = (bart.Model, transformer.Model)
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu", "gelu_new": "gelu_tanh", "tanh": "tanh"}
 NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
+IDS = {"bart": (1, 2, None), "mbart": (1, 2, None), "marian": (58_100, 0, 58_100)}  # padding, end and start
 
 
 def build(fields: Fields, names: set[str]):
@@ -54,12 +55,13 @@ def build(fields: Fields, names: set[str]):
     design,
     activation=activation,
     position=position,
-    embed_scale=fields.take("scale_embedding", kind != "bart"),
+    embed_scale=fields.take("scale_embedding", False),
     logits_bias="final_logits_bias" in names,
   )
-  pad = fields.take("pad_token_id", 1)
-  eos = fields.take("eos_token_id", 2)
-  start = fields.values.get("decoder_start_token_id")
+  pad, eos, start = IDS[kind]
+  pad, eos = fields.take("pad_token_id", pad), fields.take("eos_token_id", eos)
+  eos = eos[0] if isinstance(eos, list) else eos
+  start = fields.values.get("decoder_start_token_id", start)
   tokens = Tokens(pad, eos if start is None else start, eos)
   dims = Dims(D, heads, heads, D // heads, mlp, layers)
   vocab_size = fields.take("vocab_size")

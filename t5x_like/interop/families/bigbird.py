@@ -45,6 +45,7 @@ def build(fields: Fields, names: set[str]):
     bigbird.VARIANTS["bigbird-roberta-base"],
     "BigBird",
     HEADS,
+    length=4096,
     activation=fields.choose("hidden_act", {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}, "gelu_new"),
     biases=("qkv", "out", "mlp") if fields.take("use_bias", True) else ("out", "mlp"),
     embed_scale=fields.take("rescale_embeddings", False),

@@ -54,12 +54,13 @@ def build(fields: Fields, names: set[str]):
 def stack(fields: Fields, base: Design, width: int, heads: int) -> tuple[Dims, Design]:
   """Return the sizes and the design of an encoder; width and heads are the defaults."""
   fields.ignore(*_UNUSED)
+  usual = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == base.activation)
   D, N = fields.take("hidden_size", width), fields.take("num_attention_heads", heads)
   dims = Dims(D, N, N, D // N, fields.take("intermediate_size", 4 * width), fields.take("num_hidden_layers", 12))
   return dims, dataclasses.replace(
     base,
     norm_epsilon=fields.take("layer_norm_eps", base.norm_epsilon),
-    activation=fields.choose("hidden_act", ACTIVATIONS, base.activation),
+    activation=fields.choose("hidden_act", ACTIVATIONS, usual),
   )
 
 

@@ -33,6 +33,8 @@ def build(fields: Fields, names: set[str]):
     fields,
     dinov2.VARIANTS["dinov2-b14"],
     mlp=_gated(int(D * ratio)) if gated else int(D * ratio),
+    epsilon=1e-6,
+    patch=14 if model_type == PLAIN else 16,
     class_tokens=1,
     registers=registers,
     head=head,

@@ -23,10 +23,14 @@ def build(fields: Fields, names: set[str]):
   # Whether the output is scaled: T5 files of the library's version 5 say so; in older files and umT5, tied weights
   # imply it; mT5 never scales.
   scaled = fields.take("scale_decoder_outputs", fields.take("tie_word_embeddings", True))
-  fields.ignore("dropout_rate", "dense_act_fn", "is_gated_act", "n_positions")
+  fields.ignore("dropout_rate", "n_positions")
+  kind = fields.take("feed_forward_proj", "relu" if fields.values["model_type"] == "t5" else "gated-gelu")
+  activation = fields.choose("feed_forward_proj", ACTIVATIONS, kind)
+  fields.only("dense_act_fn", "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"))
+  fields.only("is_gated_act", kind.startswith("gated-"))
   design = dataclasses.replace(
     t5.V1_0,
-    activation=fields.choose("feed_forward_proj", ACTIVATIONS, "relu"),
+    activation=activation,
     norm_epsilon=fields.take("layer_norm_epsilon", 1e-6),
     position={
       "name": "relative_bias",

@@ -1,0 +1,34 @@
+"""What a config.json leaves out has the library's default; `make parity` has every field of every type."""
+
+import pytest
+
+from interop.test_decoders import built
+from t5x_like.architectures.design import Tokens
+from t5x_like.errors import UserError
+
+T5 = dict(vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
+BART = dict(vocab_size=64, d_model=16, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=32)
+
+
+def test_defaults_of_relatives_differ():
+  activations = {kind: built(T5 | {"model_type": kind}).design.activation for kind in ("t5", "mt5", "umt5")}
+  assert activations == {"t5": "relu", "mt5": "geglu_tanh", "umt5": "geglu_tanh"}
+  bart, mbart, marian = (built(BART | {"model_type": kind}) for kind in ("bart", "mbart", "marian"))
+  assert not (bart.design.embed_scale or mbart.design.embed_scale or marian.design.embed_scale)
+  assert (mbart.tokens, marian.tokens) == (Tokens(1, 2, 2), Tokens(58_100, 58_100, 0))
+  siglip = built({"model_type": "siglip", "architectures": ["SiglipModel"], "text_config": {}, "vision_config": {}})
+  assert siglip.image.design.activation == siglip.text.design.activation == "gelu_tanh"
+
+
+def test_the_first_of_several_ends_counts():
+  for values in (T5 | {"model_type": "t5"}, BART | {"model_type": "bart"}):
+    assert built(values | {"eos_token_id": [5, 6]}).tokens.eos == 5
+
+
+@pytest.mark.parametrize("change", [{"dense_act_fn": "gelu"}, {"is_gated_act": False}])
+def test_an_activation_that_overrides_the_layer_is_refused(change):
+  """The library computes with these fields, which usually follow from `feed_forward_proj`."""
+  values = T5 | {"model_type": "t5", "feed_forward_proj": "gated-gelu"}
+  assert built(values | {"dense_act_fn": "gelu_new", "is_gated_act": True}).design.activation == "geglu_tanh"
+  with pytest.raises(UserError, match=next(iter(change))):
+    built(values | change)
