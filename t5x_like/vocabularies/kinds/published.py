@@ -123,9 +123,14 @@ class PublishedVocabulary(TokenizerVocabulary):
       bare, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
       start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
       return whole[:start], whole[start + len(bare) :]
-    name = config.get("tokenizer_class")
-    encloses = name in ("BartTokenizer", "RobertaTokenizer")
-    return bos * encloses, eos * (encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in self.brought)
+    name = str(config.get("tokenizer_class")).removesuffix("Fast")
+    if name in ("BertTokenizer", "ElectraTokenizer") or "vocab.txt" in self.brought:
+      return [protocol.special(self, "cls")], [protocol.special(self, "sep")]
+    encloses = name in ("BartTokenizer", "RobertaTokenizer") or (
+      "merges.txt" in self.brought and self.cls_id is not None
+    )
+    begins = encloses or (not file and SENTENCE_PIECE[1] in self.brought)
+    return bos * begins, eos * (encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in self.brought)
 
 
 def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:

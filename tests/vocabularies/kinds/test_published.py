@@ -49,6 +49,13 @@ def test_special_ids_are_the_tokenizers_own(loaded, kind):
   assert set(filter(None.__ne__, (loaded[kind].pad_id, loaded[kind].mask_id))) <= loaded[kind].special_ids
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_older_files_enclose_a_text_as_their_classes_do(loaded, kind):
+  _, bos, eos, _, _, cls, sep, _ = SPECIAL[kind]
+  known = {"roberta": ([bos], [eos]), "bart": ([bos], [eos]), "t5": ([], [eos]), "bert": ([cls], [sep])}
+  assert loaded[kind].around() == known.get(kind, ([] if kind == "gpt2" else [bos], []))
+
+
 def pipeline(kind, directory) -> Tokenizer:
   """The tokenizer of a directory put together with the library's own objects."""
   if kind in ("gpt2", "roberta", "bart"):
