@@ -195,7 +195,7 @@ def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
       directory, config, legacy, file, {text_of(token) for token in (*named.values(), *extra) if token}
     )
     pipelines.check_charsmap(described, where)
-    described, ids = _with_added(described, added, named, [*own, *extra])
+    described, ids = _with_added(described, added, named, [*own, *extra], _vectors(model_config))
   facts = _facts(
     where, ids, {n: text_of(token) for n, token in named.items() if token}, model_config, config, sentinels
   )
@@ -293,8 +293,20 @@ def _added_tokens(directory: Place, config: dict, legacy: bool, file: dict | Non
   return found
 
 
-def _with_added(described: dict[str, Any], added: dict, named: dict, extra: list) -> tuple[dict, dict[str, int]]:
-  """Return (the tokenizer with all tokens added as in the library, the ids of all pieces)."""
+def _vectors(model_config: dict[str, Any]) -> int | None:
+  """Return the number of token vectors that a `config.json` states; None without one."""
+  text = model_config.get("text_config")
+  size = (text if isinstance(text, dict) else model_config).get("vocab_size")
+  return size if isinstance(size, int) else None
+
+
+def _with_added(
+  described: dict[str, Any], added: dict, named: dict, extra: list, vectors: int | None
+) -> tuple[dict, dict[str, int]]:
+  """Return (the tokenizer with all tokens added as in the library, the ids of all pieces).
+
+  Special tokens without a vector are left out, such as that of images in Gemma 3 1B.
+  """
   import tokenizers
 
   tokenizer = tokenizers.Tokenizer.from_str(json.dumps(described))
@@ -309,10 +321,12 @@ def _with_added(described: dict[str, Any], added: dict, named: dict, extra: list
     token.special = token.special or token.content in special
   tokenizer.add_tokens(new)
   tokenizer.add_special_tokens([*named, *extra])
-  held = sorted(tokenizer.get_added_tokens_decoder().items())
+  held, ids = sorted(tokenizer.get_added_tokens_decoder().items()), tokenizer.get_vocab(with_added_tokens=True)
+  if vectors is not None and all(token.special for i, token in held if i >= vectors):
+    held, ids = [one for one in held if one[0] < vectors], {piece: i for piece, i in ids.items() if i < vectors}
   fields = ("content", *FLAGS)
   listed = [{"id": i, **{field: getattr(token, field) for field in fields}} for i, token in held]
-  return {**described, "added_tokens": listed}, tokenizer.get_vocab(with_added_tokens=True)
+  return {**described, "added_tokens": listed}, ids
 
 
 def _added(token):

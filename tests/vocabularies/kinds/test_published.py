@@ -1,6 +1,7 @@
 """Published tokenizers: ids, special ids and sentinels, from each form of their files; `make parity` has the rest."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -104,6 +105,17 @@ def test_batches_and_saved_copies_give_the_same_ids(loaded, saved, kind, texts):
     patch.setattr(tokenizers_kind, "_LONG", 3)
     assert [found.tolist() for found in one.encode_batch(texts)] == ids
   assert all(isinstance(one.decode(found), str) and len(one.pieces_of(found)) == len(found) for found in ids)
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_special_piece_without_a_vector_is_left_out(directories, tmp_path, special):
+  shutil.copytree(directories["gpt2"], tmp_path / "gpt2")
+  (tmp_path / "gpt2" / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 360}')
+  added = {"0": {"content": "<|endoftext|>", "special": True}, "360": {"content": "<image>", "special": special}}
+  (tmp_path / "gpt2" / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+  vocabulary = vocabularies.load(str(tmp_path / "gpt2"))
+  assert vocabulary.size == (360 if special else 361)
+  assert (360 in vocabulary.encode("a <image>")) == (not special)
 
 
 @pytest.fixture(scope="session")
