@@ -25,6 +25,7 @@ class _Opened:
   features: dict[str, list[int]]
   ends: tuple[int, ...]
   run: Runner
+  forced: tuple[None, None] = (None, None)
 
 
 class Evaluator:

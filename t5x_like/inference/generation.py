@@ -1,5 +1,6 @@
 """Text generation with encoder-decoders and decoders."""
 
+import dataclasses
 import logging
 import re
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from t5x_like import vocabularies
 from t5x_like.data.supervised.chat import Chat, Message
-from t5x_like.decoding.sampling import MinLength
+from t5x_like.decoding.sampling import ForcedBos, ForcedEos, MinLength, Transform
 from t5x_like.decoding.unrolled import for_decoding
 from t5x_like.errors import UserError
 from t5x_like.inference import capacity, masks
@@ -32,6 +33,11 @@ class Generation:
     features: names and shapes of its training features.
     strategy: the decoding strategy.
     new_tokens: the most tokens to generate; None for a default that suits the architecture.
+
+  Attributes:
+    ends: the ids that end an answer.
+    forced: the ids that an answer begins with and, where it is cut off, ends with; each or None.
+    around: the ids before and after a text, as in training here unless replaced.
   """
 
   def __init__(self, model, vocabulary, features: dict[str, list[int]], strategy: Strategy, new_tokens: int | None):
@@ -41,6 +47,8 @@ class Generation:
     self.features = features
     self.strategy = strategy
     self.ends = (vocabulary.eos_id,)
+    self.forced: tuple[int | None, int | None] = None, None
+    self.around = self.default_around()
     (self.trained_length,) = features["decoder_target_tokens"]
     self.new_tokens = self.default_new_tokens() if new_tokens is None else new_tokens
     self.positions = positions(self.decoder_inputs(model))
@@ -80,7 +88,13 @@ class Generation:
     return answers
 
   def _decode(self, model, batch: Batch):
-    return self.strategy(model, self.batch(batch), batch["numbers"], max_length=self.new_tokens, eos=self.ends)
+    strategy = dataclasses.replace(self.strategy, transforms=(*self.strategy.transforms, *self.forcing))
+    return strategy(model, self.batch(batch), batch["numbers"], max_length=self.new_tokens, eos=self.ends)
+
+  @property
+  def forcing(self) -> list[Transform]:
+    """The transforms that `forced` asks for."""
+    return [make(i) for make, i in zip((ForcedBos, ForcedEos), self.forced) if i is not None]
 
   def _answer(self, text: str, prompt: Sequence[int], found: list[tuple[list[int], float]]) -> dict[str, Any]:
     predictions = [self.text_of(prompt, self._until_eos(tokens)) for tokens, _ in found]
@@ -112,6 +126,9 @@ class TextToText(Generation):
   def default_new_tokens(self) -> int:
     return self.trained_length
 
+  def default_around(self) -> tuple[list[int], list[int]]:
+    return vocabularies.opening(self.vocabulary), [self.vocabulary.eos_id]
+
   def decoder_inputs(self, model):
     return model.decoder_inputs
 
@@ -119,17 +136,16 @@ class TextToText(Generation):
     return 0
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Encode each text, with its spelled-out sentinels and masks, and EOS.
+    """Encode each text, with its spelled-out sentinels and masks, and the ids around it.
 
     Raises:
       UserError: a text is longer than in training, or the model has too few positions for the new tokens.
     """
     self.check_new_tokens(0, "")
     (longest,) = self.features["encoder_input_tokens"]
-    rows = []
+    rows, (before, after) = [], self.around
     for number, text in enumerate(texts):
-      text_ids = masks.encode_pieces(self.vocabulary, text)
-      ids = [*vocabularies.opening(self.vocabulary), *text_ids, self.vocabulary.eos_id]
+      ids = [*before, *masks.encode_pieces(self.vocabulary, text), *after] or [self.vocabulary.eos_id]
       if len(ids) > longest:
         raise UserError(
           f"{origin}: {shown(text, number)} has {len(ids)} tokens, expected at most {longest}, the length the"
@@ -151,7 +167,7 @@ class TextToText(Generation):
     return {"encoder_input_tokens": batch["tokens"]} | segments
 
   def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
-    return self.vocabulary.decode(ids)
+    return self.vocabulary.decode(ids[ids[:1] == [self.forced[0]] :])
 
   def fills(self, text: str) -> bool:
     return SENTINEL.search(text) is not None
@@ -163,6 +179,9 @@ class Continuation(Generation):
   def default_new_tokens(self) -> int:
     return min(64, max(1, self.trained_length // 2))
 
+  def default_around(self) -> tuple[list[int], list[int]]:
+    return [vocabularies.start_id(self.vocabulary)], []
+
   def decoder_inputs(self, model):
     return model.inputs
 
@@ -170,29 +189,34 @@ class Continuation(Generation):
     return length
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Encode each text after the start token.
+    """Encode each text, begun as `around` says.
 
     Raises:
       UserError: the model has too few positions.
     """
     rows, longest = [], 0
     for number, text in enumerate(texts):
-      ids = [vocabularies.start_id(self.vocabulary), *self.prompt(text)]
+      ids = self.begun(self.prompt(text))
       # The model never reads the last generated token, so it needs no position.
-      self.check_new_tokens(len(ids) - 1, f"{origin}: {shown(text, number)} has {len(ids) - 1} tokens, ")
+      own = len(ids) - len(self.around[0])
+      self.check_new_tokens(len(ids) - 1, f"{origin}: {shown(text, number)} has {own} tokens, ")
       longest = max(longest, len(ids))
       rows.append(ids)
     if longest > self.trained_length:
       logging.warning(
         "--input=%s: the longest text has %d tokens, the model was trained on %d; what follows may be poor",
         origin,
-        longest - 1,
+        longest - len(self.around[0]),
         self.trained_length,
       )
     return rows
 
   def prompt(self, text: str) -> list[int]:
     return self.vocabulary.encode(text)
+
+  def begun(self, ids: list[int]) -> list[int]:
+    """Put the ids before a text; if there is nothing at all, the start token."""
+    return [*self.around[0], *ids] or [vocabularies.start_id(self.vocabulary)]
 
   def longest_prompt(self, wanted: int | None) -> int:
     """Return the length to which prompts are padded: as wanted, or the training's up to 512, where positions allow."""
@@ -238,8 +262,8 @@ class Answer(Continuation):
     return self._chat.prompt([Message("user", text)])
 
   def opened(self, messages: Sequence[Message]) -> list[int]:
-    """Return the ids of a conversation, after the start token, from which its next answer is generated."""
-    return [vocabularies.start_id(self.vocabulary), *self._chat.prompt(messages)]
+    """Return the ids of a conversation, from which its next answer is generated."""
+    return self.begun(self._chat.prompt(messages))
 
   def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
     return super().text_of(prompt, ids).strip()

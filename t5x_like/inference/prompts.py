@@ -97,5 +97,5 @@ class Prompts:
         return False
 
     predict = Alone(opened.model, vocabulary, opened.features, strategy, longest)
-    predict.ends = opened.ends
+    predict.ends, predict.forced = opened.ends, opened.forced
     return predict

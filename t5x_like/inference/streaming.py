@@ -35,7 +35,8 @@ class Stream:
   def __init__(
     self, run: Runner, predict: Generation, transforms: Sequence[Transform] = (), context: int = 512, seed: int = 0
   ):
-    self._run, self._predict, self._transforms = run.changed(for_decoding), predict, tuple(transforms)
+    self._run, self._predict = run.changed(for_decoding), predict
+    self._transforms = (*transforms, *predict.forcing)
     self.context, self._key, self._answers = context, jax.random.key(seed), 0
     self._rows = run.rules.ways("batch")  # the text is the first row; the others complete a batch
     self._read, self._step = jax.jit(self._first), jax.jit(self._next, donate_argnums=1)
@@ -87,9 +88,10 @@ class Stream:
       model = for_decoding(params.with_arrays(self._run.model, arrays))
       logits_BV, state = dataclasses.replace(start, model=model).next_logits(last_B1, start.state, index)
       step = Step(index, self._predict.new_tokens, start.eos)
-      scores_BV = apply(self._transforms, logits_BV / jnp.maximum(temperature, 1e-6), step)
+      divisor = jnp.where(temperature > 0, jnp.maximum(temperature, 1e-6), 1.0)
+      scores_BV = apply(self._transforms, logits_BV / divisor, step)
       drawn_B = jax.random.categorical(jax.random.fold_in(key, index), scores_BV)
-      token_B = jnp.where(temperature > 0, drawn_B, greatest(logits_BV)[1])
+      token_B = jnp.where(temperature > 0, drawn_B, greatest(scores_BV)[1])
       return dataclasses.replace(start, state=state), token_B.astype(jnp.int32)[:, None]
 
   def _placed(self, x: np.ndarray) -> jax.Array:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 from typing import Any
 
 import jax
@@ -10,12 +11,15 @@ from flax import nnx
 from t5x_like import vocabularies
 from t5x_like.data import features
 from t5x_like.errors import UserError
+from t5x_like.files import checked_json
 from t5x_like.files.places import place
-from t5x_like.interop import hf, hub, published_images
+from t5x_like.interop import field_kinds, hf, hub, published_images
+from t5x_like.interop.files import read_text
 from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.parallel.rules import Rules
 
 _LENGTHS = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")  # keys of config.json
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 _UNLIMITED = 2048  # tokens of a model that names no length
 
 
@@ -25,7 +29,8 @@ class Published:
 
   Attributes:
     identity: its facts in the form of a run's `config.json`. Beside the keys of a run, `directory` is its place on this
-      machine, and `ends` has the ids that end a text. Features are those of pretraining, as long as the model reads.
+      machine, `ends` has the ids that end a text, and `forced` the id that an answer begins with and that it ends with
+      where it is cut off, each or None. Features are those of pretraining, as long as the model reads.
     model: abstract, its layers one by one on CPU.
     vocabulary: its tokenizer, or the names of its classes.
   """
@@ -66,8 +71,7 @@ def find(path: str, flag: str) -> Published | None:
       " another model's"
     )
   values = json.loads(model.origin.config)
-  ends = values.get("eos_token_id")
-  ends = {vocabulary.eos_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+  ends, forced = _generated(values, pathlib.Path(model.origin.path), size)
   shapes = {name: list(one.shape) for name, one in _features(model, values, vocabulary).items()}
   identity = {
     "model": {"name": _name(type(model)), "variant": _plain(model.variant), "vocab_size": size, "tokens": {}},
@@ -76,9 +80,28 @@ def find(path: str, flag: str) -> Published | None:
     "task": {"name": None},
     "tuning": {},
     "directory": directory,
-    "ends": sorted(i for i in ends if i < size),
+    "ends": sorted({vocabulary.eos_id, *ends}),
+    "forced": forced,
   }
   return Published(identity, model, vocabulary)
+
+
+def _generated(values: dict[str, Any], directory: pathlib.Path, size: int) -> tuple[list[int], list[int | None]]:
+  """Return (the ids that end a text, the ids forced to be the first and the last).
+
+  `generation_config.json` tells them; without that file the library takes the config for it.
+  """
+  path, own = directory / "generation_config.json", values
+  if path.is_file():
+    own = checked_json.parsed(read_text(path), dict, str(path), "the settings of generation; copy it again")
+    own = {name: own.get(name) for name in ("eos_token_id", *_FORCED)}
+    field_kinds.check(own, str(path))
+
+  def ids(found: Any) -> list[int]:
+    return [i for i in (found if isinstance(found, list) else [found]) if i is not None and 0 <= i < size]
+
+  ends = [*ids(values.get("eos_token_id")), *ids(own.get("eos_token_id"))]
+  return ends, [next(iter(ids(own.get(name))), None) for name in _FORCED]
 
 
 def _of_images(path: str, directory: str, model, flag: str) -> Published:

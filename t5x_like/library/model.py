@@ -65,6 +65,7 @@ class Model:
     vocabulary: the vocabulary that it was trained with.
     features: names and shapes of the features of a row in training.
     ends: ids that end a text; empty for a model of images.
+    forced: of some published models, the ids that an answer begins with and, where it is cut off, ends with.
     template: the chat template of a decoder trained on conversations, else None.
 
   Raises:
@@ -82,6 +83,7 @@ class Model:
     self.vocabulary = vocabulary_of(source)
     ends = (self.vocabulary.eos_id,) if hasattr(self.vocabulary, "eos_id") else ()
     self.ends = tuple(identity.get("ends", ends))
+    self.forced = tuple(identity.get("forced", (None, None)))
     self.template: str | None = task.get("template") if task.name in CONVERSATIONS else None
     self.features: dict[str, list[int]] = {name: list(shape[-1:]) for name, shape in features_of(identity).items()}
 
@@ -274,9 +276,11 @@ class Model:
     flags, given = checked(options), template or self.template
     key = (given, *sorted(flags.items()))
     if key not in self._predictors:  # the programs of one that is kept are compiled once
-      self._predictors[key] = predictors.predictor(self.model, self.vocabulary, self.features, flags, given)
-      if isinstance(self._predictors[key], Generation):
-        self._predictors[key].ends = tuple(sorted({*self._predictors[key].ends, *self.ends}))
+      made = self._predictors[key] = predictors.predictor(self.model, self.vocabulary, self.features, flags, given)
+      if isinstance(made, Generation):
+        made.ends, made.forced = tuple(sorted({*made.ends, *self.ends})), self.forced
+        if self._source.published is not None:  # not trained here, but with its tokenizer
+          made.around = self.vocabulary.around() or made.around
     return self._predictors[key]
 
   def __repr__(self) -> str:

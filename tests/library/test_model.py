@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import types
@@ -89,6 +90,21 @@ def test_scores_and_vectors_are_the_models_own(directories, tmp_path):
     opened.score("the fox")
 
 
+def test_a_published_model_generates_as_its_files_say(directories, tmp_path):
+  """Nothing but what its tokenizer adds stands before a text; ends and a forced first token are told by a file."""
+  shutil.copytree(directories / "gpt2", tmp_path / "gpt2")
+  ids = vocabularies.load(str(tmp_path / "gpt2")).encode(TEXTS["gpt2"])
+  logits = np.asarray(hf.load(str(tmp_path / "gpt2"))({"decoder_input_tokens": np.array([ids])})["logits"][0, -1])
+  log_p, best = logits - np.log(np.exp(logits).sum()), int(np.argmax(logits))
+  (tmp_path / "gpt2" / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, best]}))
+  found = t5x.load(str(tmp_path / "gpt2")).predict([TEXTS["gpt2"]], max_new_tokens=4)[0]
+  assert found["prediction"] == "" and found["score"] == pytest.approx(log_p[best], abs=1e-3)
+  (tmp_path / "gpt2" / "generation_config.json").write_text(json.dumps({"forced_bos_token_id": 70}))
+  model = t5x.load(str(tmp_path / "gpt2"))
+  found = model.predict([TEXTS["gpt2"]], max_new_tokens=1)[0]
+  assert found["prediction"] == model.vocabulary.decode([70]) and found["score"] == pytest.approx(log_p[70], abs=1e-3)
+
+
 def test_training_starts_from_a_directory_and_comes_back(directories, store, tmp_path):
   """Without a conversion; every tensor is loaded, and a table of questions is asked of the directory itself."""
   source, workdir = directories / "gpt2", tmp_path / "run"
@@ -112,9 +128,8 @@ def test_training_starts_from_a_directory_and_comes_back(directories, store, tmp
 def test_imported_weights_are_used_before_a_step_is_trained(directories, tmp_path):
   flags = ["--config=configs/gpt/gpt2_124m.py", *(f"--config.{one}" for one in SHORT)]
   assert convert_hf.main([f"--input={directories}/gpt2", f"--output={tmp_path}/run", *flags]) == 0
-  made, given = (
-    predicted(path, TEXTS["gpt2"], tmp_path, "--max_new_tokens=4") for path in (tmp_path / "run", directories / "gpt2")
-  )
+  made = predicted(tmp_path / "run", TEXTS["gpt2"], tmp_path, "--max_new_tokens=4")  # of a document's beginning
+  given = predicted(directories / "gpt2", "<|endoftext|>" + TEXTS["gpt2"], tmp_path, "--max_new_tokens=4")
   assert made["prediction"] == given["prediction"] and made["score"] == pytest.approx(given["score"], abs=1e-3)
 
 

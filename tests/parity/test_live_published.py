@@ -1,0 +1,81 @@
+"""`generate` of a Hugging Face directory against `transformers`, text for text (`make parity`)."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from tokenizers import processors
+
+import published
+import t5x_like as t5x
+from parity import cases, reference
+
+pytestmark = pytest.mark.parity
+
+TABLE, TEXTS, NEW = 384, ["the quick brown", "fox", "seven wizards box with jugs of liquid quartz"], 7
+GPT2 = dict(vocab_size=TABLE, n_embd=16, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=0)
+LLAMA = cases.decoders.LLAMA | dict(vocab_size=TABLE, bos_token_id=0, eos_token_id=1, pad_token_id=None)
+BART = cases.BART | dict(vocab_size=TABLE, max_position_embeddings=64, forced_eos_token_id=None)
+MASKED = ["<s>", "<pad>", "</s>", "<unk>"]
+FAMILIES = {  # the model, special pieces, how its tokenizer encloses a text, and settings of generation
+  "gpt2": (cases.Case("GPT2LMHeadModel", "GPT2Config", GPT2, "decoder"), ["<|endoftext|>"], "$A", {}),
+  "llama": (cases.Case("LlamaForCausalLM", "LlamaConfig", LLAMA, "decoder"), ["<s>", "</s>"], "<s> $A", {}),
+  "t5": (
+    cases.Case("T5ForConditionalGeneration", "T5Config", cases.T5 | dict(vocab_size=TABLE), "encoder_decoder"),
+    ["<pad>", "</s>", "<unk>"],
+    "$A </s>",
+    {},
+  ),
+  "bart": (
+    cases.Case("BartForConditionalGeneration", "BartConfig", BART, "encoder_decoder"),
+    MASKED,
+    "<s> $A </s>",
+    dict(forced_bos_token_id=0, forced_eos_token_id=2),
+  ),
+  "mbart": (
+    cases.Case(
+      "MBartForConditionalGeneration", "MBartConfig", BART | dict(decoder_start_token_id=2), "encoder_decoder"
+    ),
+    [*MASKED, "<de>"],
+    "<de> $A </s>",
+    dict(forced_bos_token_id=4),
+  ),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_texts_are_those_of_transformers(name, tmp_path):
+  """With what its tokenizer puts around a text, and with the forced tokens and ends of `generation_config.json`."""
+  case, special, template, settings = FAMILIES[name]
+  theirs = reference.make(case, tmp_path)
+  tokenizer = published.byte_level(special)
+  ids = [(piece, tokenizer.token_to_id(piece)) for piece in special]
+  tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
+  named = {"eos_token": "</s>" if "</s>" in special else special[0]}
+  named |= {f"{kind}_token": f"<{short}>" for kind, short in (("bos", "s"), ("pad", "pad")) if f"<{short}>" in special}
+  tokenizer = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer, additional_special_tokens=special[4:], **named
+  )
+  tokenizer.save_pretrained(tmp_path)
+
+  def generated(text):
+    given = {k: v for k, v in tokenizer(text, return_tensors="pt").items() if k in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+      out = theirs.generate(**given, max_new_tokens=NEW, do_sample=False)[0]
+    return out if case.kind == "encoder_decoder" else out[given["input_ids"].shape[1] :]
+
+  theirs.generation_config = transformers.GenerationConfig(
+    eos_token_id=tokenizer.eos_token_id,
+    pad_token_id=tokenizer.pad_token_id or 0,
+    decoder_start_token_id=theirs.generation_config.decoder_start_token_id,
+    **settings,
+  )
+  often = int(generated(TEXTS[0])[3])
+  theirs.generation_config.eos_token_id = [tokenizer.eos_token_id, often]
+  theirs.generation_config.save_pretrained(tmp_path)
+  assert often in json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"]
+  found = t5x.load(str(tmp_path)).generate(TEXTS, max_new_tokens=NEW)
+  for text, answer in zip(TEXTS, found, strict=True):
+    expected = [i for i in generated(text).tolist() if i not in (often, *tokenizer.all_special_ids)]
+    assert answer == tokenizer.decode(expected)
