@@ -40,6 +40,8 @@ class Prompts:
       self._before, self._after = opening(opened.vocabulary), [opened.vocabulary.eos_id]
     elif start and not self.both:
       self._before, self._after = [self.start_id], []
+    first = opened.forced[0]
+    self._answer = opening(opened.vocabulary) if first is None else [first]
 
   def encode(self, text: str, special: bool = True) -> Ids:
     """Return the ids of a context or, without `special`, of what continues one."""
@@ -47,9 +49,10 @@ class Prompts:
     return [*self._before, *ids, *self._after] if special else ids
 
   def pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
-    """Encode a context and its continuation; an encoder-decoder's begins without space, and ends with EOS."""
+    """Encode a context and its continuation; an encoder-decoder's is a target: without space before, and with EOS."""
     if self.both:
-      return self.encode(context), [*self.encode(continuation.lstrip(), special=False), self._vocabulary.eos_id]
+      ids = self.encode(continuation.lstrip(), special=False)
+      return self.encode(context), [*self._answer, *ids, self._vocabulary.eos_id]
     before, whole = (self.encode(text, special=False) for text in (context, context + continuation))
     return self.encode(context), whole[len(before) :] or whole[-1:]
 

@@ -1,6 +1,7 @@
 """Log-probabilities of continuations against the model's own logits, token by token, and few-shot questions by them."""
 
 import json
+import types
 
 import jax
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 
 import published
 import tiny
+from t5x_like import vocabularies
 from t5x_like.architectures.design import Variant
 from t5x_like.inference.likelihood import Likelihood
+from t5x_like.inference.prompts import Prompts
 from t5x_like.interop import hf
 from t5x_like.models import gpt
 from t5x_like.nn import params
@@ -23,6 +26,18 @@ pytestmark = pytest.mark.runs
 
 V, LONGEST = 384, 40
 SIZE = Variant(Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2), gpt.GPT2, V)
+
+
+@pytest.mark.parametrize("first", [None, 4])
+def test_a_target_begins_as_in_training_or_as_it_is_forced_to(first, tmp_path):
+  """BART's are `<s> text </s>`; mBART's begin with their language."""
+  vocabulary = vocabularies.load(str(published.write(tmp_path, "bart")))
+  side = types.SimpleNamespace(position=None)
+  run = types.SimpleNamespace(model=types.SimpleNamespace(encoder_inputs=side, decoder_inputs=side))
+  features = {"encoder_input_tokens": [9], "decoder_target_tokens": [9]}
+  opened = types.SimpleNamespace(vocabulary=vocabulary, features=features, run=run, forced=(first, None))
+  quick, fox = (vocabulary.encode(text) for text in ("the quick", "fox"))
+  assert Prompts(opened).pair("the quick", " fox") == ([0, *quick, 2], [0 if first is None else first, *fox, 2])
 
 
 @pytest.fixture(scope="module")
