@@ -182,6 +182,7 @@ def save(
     names = {t.name for t in mapping.tensors}
     same = family.build(Fields(old, f"{origin.path}/config.json"), names)[1]["variant"] == model.variant
     config = (config | old if same else old | config) | {"dtype": dtype}
+  config |= {"torch_dtype": dtype} if "torch_dtype" in config else {}  # of readers before version 5
   if labels and len(labels) == len(config.get("id2label", ())):
     ids = {name: i for i, name in enumerate(labels)}
     config |= {"id2label": {str(i): name for name, i in ids.items()}, "label2id": ids}
