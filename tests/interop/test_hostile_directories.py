@@ -56,6 +56,7 @@ def test_a_config_of_other_types_or_sizes_is_refused(case, tmp_path):
 @pytest.mark.parametrize("weight_map", [[], ["a"], "a", {"a": 1}, {"a": ["b"]}, {"a": {}}, None])
 def test_an_index_that_maps_nothing_to_files_is_refused(weight_map, tmp_path):
   write("t5", tmp_path / "model")
+  (tmp_path / "model" / "model.safetensors").unlink()
   (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
   convert(tmp_path, tmp_path / "model", "found no 'weight_map' from tensors to files")
 
