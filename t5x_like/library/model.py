@@ -225,7 +225,7 @@ class Model:
     Raises:
       UserError: the directory has files, or `transformers` has no model of this kind.
     """
-    from t5x_like.interop import hf
+    from t5x_like.interop import enclosing, hf
 
     output = outputs.check_new(directory)
     whole = trained.finished(params.with_arrays(self.model, self.run.arrays))
@@ -234,7 +234,7 @@ class Model:
       prepared = self._source.config.task.to_dict() if "image" in self.features else None
       names = getattr(self.vocabulary, "names", ())  # of images
       hf.save(whole, str(made), dtype=dtype, labels=names, images=prepared)
-      for name, data in self.vocabulary.exported().items():
+      for name, data in enclosing.files(self.vocabulary, self.features).items():
         (made / name).write_bytes(data)
       for file in made.iterdir() if is_remote(directory) else ():
         (output / file.name).write_bytes(file.read_bytes())

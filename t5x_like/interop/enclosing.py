@@ -1,0 +1,60 @@
+"""The tokenizer files of an export: `transformers` puts around a text what stands around it in training here."""
+
+import json
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from t5x_like import vocabularies
+from t5x_like.vocabularies import CONFIG, TOKENIZER, Vocabulary, opening, special, start_id
+
+
+def files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict[str, bytes]:
+  """Return the files of a vocabulary by name.
+
+  A `tokenizer.json` made here gets the post-processor of the model: CLS and SEP around an encoder's text, the start
+  token before a decoder's, EOS behind an encoder-decoder's. So does SentencePiece's unigram model, in this form, except
+  for encoder-decoders: `T5Tokenizer`, which reads its own form, always adds EOS. Published tokenizers keep their own.
+
+  Args:
+    features: by name, of the model's training.
+  Raises:
+    UserError: an encoder's vocabulary has neither CLS and SEP nor sentinels for them.
+  """
+  found = vocabulary.exported()
+  if CONFIG not in found or vocabulary.around() is not None:
+    return found
+  import tokenizers
+
+  if "decoder_target_tokens" not in features:
+    before, after = [special(vocabulary, "cls")], [special(vocabulary, "sep")]
+  elif "encoder_input_tokens" in features:
+    before, after = opening(vocabulary), [vocabulary.eos_id]
+  else:
+    before, after = [start_id(vocabulary)], []
+  if TOKENIZER not in found:
+    if not before:
+      return found
+    found = _converted(found)
+  first, last = (vocabulary.pieces_of(ids) for ids in (before, after))
+  tokenizer = tokenizers.Tokenizer.from_str(found[TOKENIZER].decode())
+  tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+    single=[*first, "$A", *last],
+    pair=[*first, "$A", *last, "$B:1", *(f"{piece}:1" for piece in last)],
+    special_tokens=list(zip([*first, *last], [*before, *after])),
+  )
+  described = json.loads(found[TOKENIZER]) | {"post_processor": json.loads(tokenizer.to_str())["post_processor"]}
+  text = json.dumps(described, ensure_ascii=False, indent=1) + "\n"
+  return found | {TOKENIZER: text.encode()}
+
+
+def _converted(found: dict[str, bytes]) -> dict[str, bytes]:
+  """Convert the files of a SentencePiece model to a `tokenizer.json`."""
+  with tempfile.TemporaryDirectory() as aside:
+    for name, data in found.items():
+      (pathlib.Path(aside) / name).write_bytes(data)
+    model = vocabularies.load(aside).model
+  config = json.loads(found[CONFIG]) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+  del config["extra_ids"]
+  return {TOKENIZER: model, CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}
