@@ -204,6 +204,7 @@ DEFAULTS: dict[str, dict[str, str]] = {
   "T5Tokenizer": {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
   "BertTokenizer": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
 }
+NAMED = {"xlm-roberta": _BART}  # special pieces of a `tokenizer.json` used whole, where no file names them
 PIPELINES: dict[str, Callable[[Pieces, dict[str, Any]], dict[str, Any]]] = {
   "GPT2Tokenizer": _byte_level,
   "RobertaTokenizer": _byte_level,

@@ -183,7 +183,7 @@ def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
         f"{', '.join(pipelines.PIPELINES)} as tokenizer_class in {CONFIG}"
       )
     else:
-      pieces, described, defaults = None, file, {}
+      pieces, described, defaults = None, file, pipelines.NAMED.get(model_config.get("model_type"), {})
     described = {**described, "truncation": None, "padding": None, "post_processor": None}
     named = {n: config.get(f"{n}_token", defaults.get(n)) for n in NAMES}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []

@@ -57,6 +57,13 @@ def test_older_files_enclose_a_text_as_their_classes_do(loaded, kind):
   assert loaded[kind].around() == known.get(kind, ([] if kind == "gpt2" else [bos], []))
 
 
+def test_special_pieces_that_no_file_of_xlm_roberta_names(tmp_path):
+  published.byte_level(published.BART).save(str(tmp_path / "tokenizer.json"))
+  (tmp_path / "config.json").write_text('{"model_type": "xlm-roberta", "bos_token_id": 0, "eos_token_id": 2}')
+  found = vocabularies.load(str(tmp_path))
+  assert (found.cls_id, found.sep_id, found.mask_id, found.pad_id) == (0, 2, 4, 1)
+
+
 def pipeline(kind, directory) -> Tokenizer:
   """The tokenizer of a directory put together with the library's own objects."""
   if kind in ("gpt2", "roberta", "bart"):
