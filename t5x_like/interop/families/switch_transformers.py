@@ -1,7 +1,7 @@
 """Switch Transformers.
 
 We drop no tokens, so logits equal the library's as long as no expert gets more than the config's `expert_capacity`
-tokens (64 by default) of one sequence.
+tokens (64 by default) of one sequence; models trained here are written with a capacity that none exceeds.
 """
 
 import dataclasses
@@ -77,8 +77,12 @@ def config(model, model_type: str | None) -> dict:
   experts, dims = design.experts, variant.dims
   if position["name"] != "relative_bias" or not position.get("shared", True) or "bidirectional" in position:
     raise UserError(f"design.position is {design.position!r}; this type supports only 'relative_bias'")
-  if not experts or experts.top_k != 1 or experts.router != "softmax":
-    raise UserError(f"design.experts is {experts!r}; this type supports only one expert per token")
+  other = experts and (experts.router != "softmax" or experts.mlp or experts.shared or experts.normalise)
+  if not experts or experts.top_k != 1 or other:
+    raise UserError(
+      f"design.experts is {experts!r}; this type supports only one expert per token, as wide as the MLP, by its"
+      " probability"
+    )
   decoder_layers = variant.decoder_layers or dims.layers
   return {
     "architectures": ["SwitchTransformersForConditionalGeneration"],
@@ -94,6 +98,7 @@ def config(model, model_type: str | None) -> dict:
     "num_sparse_decoder_layers": decoder_layers // design.experts_every,
     "num_heads": dims.heads,
     "num_experts": experts.experts,
+    "expert_capacity": 2**20,  # none is dropped
     "router_jitter_noise": experts.jitter,
     "router_aux_loss_coef": experts.balance_loss,
     "router_z_loss_coef": experts.z_loss,
