@@ -24,6 +24,7 @@ class Files:
   Args:
     directory: the directory.
     renamed: maps a name in the files to the name that `read` takes, or to "" for a tensor that is left out.
+    body: the prefix of the body's tensors, added to all names in files of the body alone, which lack it.
 
   Attributes:
     where: the directory, for messages.
@@ -35,7 +36,7 @@ class Files:
     UserError: there are no weights, or a file is missing, damaged or lacks a tensor of the index.
   """
 
-  def __init__(self, directory: pathlib.Path, renamed: Callable[[str], str]):
+  def __init__(self, directory: pathlib.Path, renamed: Callable[[str], str], body: str = ""):
     self.where = str(directory)
     index = directory / INDEX
     if (directory / WEIGHTS).is_file():  # as the library does, whatever else lies there
@@ -56,7 +57,8 @@ class Files:
       pickles = [p.name for p in directory.glob("*.bin")]
       more = f"; {pickles[0]} is a pickle, and pickles are not opened; save it again as safetensors" if pickles else ""
       raise UserError(f"{directory}: found neither {WEIGHTS} nor {INDEX}{more}")
-    self._at = {ours: (file, name) for name, file in at.items() if (ours := renamed(name))}
+    alone = "" if any(name.startswith(body) for name in at) else body
+    self._at = {alone + ours: (file, name) for name, file in at.items() if (ours := renamed(name))}
     self.names = set(self._at)
     self.held = sum(math.prod(file.shapes[name]) for file, name in self._at.values())
     dtypes = (_DTYPES.get(file.dtypes[name]) for name, file in at.items())

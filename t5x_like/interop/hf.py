@@ -129,7 +129,11 @@ def type_of(values: dict):
 def _opened(values: dict, directory: pathlib.Path):
   """Return (family, files) of a directory with the values of its config."""
   family = _family(type_of(values), f"{directory}/config.json")
-  return family, Files(directory, getattr(family, "renamed", str))
+  return family, _files(family, directory)
+
+
+def _files(family, directory: pathlib.Path) -> Files:
+  return Files(directory, getattr(family, "renamed", str), getattr(family, "BODY_PREFIX", ""))
 
 
 @contextlib.contextmanager
@@ -278,7 +282,7 @@ def _unread(mapping: Mapping, directory: pathlib.Path, family) -> dict[str, np.n
   """Read the tensors that the model does not use from the files it was loaded from, if these still exist."""
   if not mapping.unread or not (directory / "config.json").is_file():
     return {}
-  files = Files(directory, getattr(family, "renamed", str))
+  files = _files(family, directory)
   return {name: files.read(name) for name in sorted(files.names) if name.endswith(mapping.unread)}
 
 

@@ -4,6 +4,7 @@ here computes, or no model type can say, is refused by name."""
 import dataclasses
 import importlib
 import json
+import shutil
 import stat
 
 import jax
@@ -141,6 +142,16 @@ def test_the_first_files_of_gpt2_lack_the_prefix_and_hold_masks(tmp_path):
   save_file(tensors, tmp_path / "old" / hf.WEIGHTS)
   old, new = (params.arrays(hf.load(str(tmp_path / side))) for side in ("old", "new"))
   assert old.keys() == new.keys() and all(np.array_equal(old[n], new[n]) for n in new)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "falcon", "xglm"])
+def test_files_of_a_body_alone_lack_its_prefix(name, tmp_path):
+  write(name, tmp_path / "whole")
+  shutil.copytree(tmp_path / "whole", tmp_path / "body")
+  tensors = load_file(tmp_path / "whole" / hf.WEIGHTS)
+  save_file({n.partition(".")[2]: x for n, x in tensors.items()}, tmp_path / "body" / hf.WEIGHTS)
+  body, whole = (params.arrays(hf.load(str(tmp_path / side))) for side in ("body", "whole"))
+  assert body.keys() == whole.keys() and all(np.array_equal(body[n], whole[n]) for n in whole)
 
 
 @pytest.mark.parametrize(

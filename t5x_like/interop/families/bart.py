@@ -12,6 +12,7 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("bart", "mbart", "marian")
 MODELS = (bart.Model, transformer.Model)
+BODY_PREFIX = "model."
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu", "gelu_new": "gelu_tanh", "tanh": "tanh"}
 NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 IDS = {"bart": (1, 2, None), "mbart": (1, 2, None), "marian": (58_100, 0, 58_100)}  # padding, end and start

@@ -11,6 +11,7 @@ from t5x_like.models import command_r
 
 MODEL_TYPES = ("cohere",)
 MODELS = (command_r.Model,)
+BODY_PREFIX = "model."
 
 
 def build(fields: Fields, names: set[str]):

@@ -16,6 +16,7 @@ from t5x_like.nn.latent_attention import Latent
 
 MODEL_TYPES = ("deepseek_v3",)
 MODELS = (deepseek.Model,)
+BODY_PREFIX = "model."
 LATENT = {"rank": "kv_lora_rank", "query_rank": "q_lora_rank", "rope": "qk_rope_head_dim", "value": "v_head_dim"}
 EXPERTS = {
   "experts": ("n_routed_experts", 256),

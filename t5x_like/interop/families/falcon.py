@@ -12,6 +12,7 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("falcon",)
 MODELS = (falcon.Model,)
+BODY_PREFIX = "transformer."
 
 
 def build(fields: Fields, names: set[str]):

@@ -13,6 +13,7 @@ from t5x_like.models import gpt_oss
 
 MODEL_TYPES = ("gpt_oss",)
 MODELS = (gpt_oss.Model,)
+BODY_PREFIX = "model."
 PLAIN = gpt_oss.VARIANTS["tiny"].design
 
 

@@ -13,6 +13,7 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("llama", "mistral")
 MODELS = (llama.Model,)
+BODY_PREFIX = "model."
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
 EPSILON = 1e-6  # if the config has none
 

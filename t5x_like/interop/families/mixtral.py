@@ -11,6 +11,7 @@ from t5x_like.models import mixtral
 
 MODEL_TYPES = ("mixtral",)
 MODELS = (mixtral.Model,)
+BODY_PREFIX = "model."
 
 
 def build(fields: Fields, names: set[str]):

@@ -11,6 +11,7 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("mpt",)
 MODELS = (mpt.Model,)
+BODY_PREFIX = "transformer."
 
 
 def build(fields: Fields, names: set[str]):

@@ -11,6 +11,7 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("gpt_neox",)
 MODELS = (neox.Model,)
+BODY_PREFIX = "gpt_neox."
 
 
 def build(fields: Fields, names: set[str]):

@@ -10,6 +10,7 @@ from t5x_like.models import olmo
 
 MODEL_TYPES = ("olmo2", "olmo3")
 MODELS = (olmo.Model,)
+BODY_PREFIX = "model."
 
 
 def build(fields: Fields, names: set[str]):

@@ -12,6 +12,7 @@ from t5x_like.nn.feed_forward import Experts
 
 MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
 MODELS = (qwen.Model,)
+BODY_PREFIX = "model."
 
 
 def build(fields: Fields, names: set[str]):

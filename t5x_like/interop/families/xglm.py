@@ -11,6 +11,7 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("xglm",)
 MODELS = (xglm.Model,)
+BODY_PREFIX = "model."
 NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
