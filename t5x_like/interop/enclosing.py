@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like import vocabularies
+from t5x_like.data.supervised.chat import ASSISTANT, EOS, TEMPLATES, Chat
 from t5x_like.vocabularies import CONFIG, TOKENIZER, Vocabulary, opening, special, start_id
+
+GENERATION = "generation_config.json"
 
 
 def files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict[str, bytes]:
@@ -58,3 +61,31 @@ def _converted(found: dict[str, bytes]) -> dict[str, bytes]:
   config = json.loads(found[CONFIG]) | {"tokenizer_class": "PreTrainedTokenizerFast"}
   del config["extra_ids"]
   return {TOKENIZER: model, CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}
+
+
+def conversation(vocabulary: Vocabulary, template: str) -> dict[str, bytes]:
+  """Return the files that tell how a decoder converses: where its answers end and, if pieces mark its turns, how.
+
+  Args:
+    template: one of `chat.TEMPLATES`.
+  """
+  chat, form = Chat(template, vocabulary), TEMPLATES[template]
+  own = json.loads(vocabulary.exported().get(GENERATION, b"{}"))
+  ends = own.get("eos_token_id") or []
+  ends = {*(ends if isinstance(ends, list) else [ends]), vocabulary.eos_id, chat.end}
+  told = own | {"eos_token_id": sorted(ends)}
+  found = {GENERATION: (json.dumps(told, indent=2) + "\n").encode()} if len(ends) > 1 else {}
+  if form.pieces == (EOS,):  # without pieces, a text has other ids within a conversation than by itself
+    return found
+  (start,) = vocabulary.pieces_of([start_id(vocabulary)])
+  before, after = ({role: turn[side] for role, turn in form.turns.items()} for side in (0, 1))
+  content = "message['content']" + " | trim" * form.stripped
+  jinja = (
+    f"{{%- set before = {json.dumps(before)} %}}{{%- set after = {json.dumps(after)} %}}{{{{- {json.dumps(start)} }}}}"
+    "{%- for message in messages %}"
+    "{%- if message['role'] not in before %}{{- raise_exception('no turn of ' + message['role']) }}{%- endif %}"
+    f"{{{{- before[message['role']] + ({content}) + after[message['role']] }}}}"
+    "{%- endfor %}"
+    f"{{%- if add_generation_prompt %}}{{{{- before['{ASSISTANT}'] }}}}{{%- endif %}}"
+  )
+  return found | {"chat_template.jinja": jinja.encode()}

@@ -234,7 +234,9 @@ class Model:
       prepared = self._source.config.task.to_dict() if "image" in self.features else None
       names = getattr(self.vocabulary, "names", ())  # of images
       hf.save(whole, str(made), dtype=dtype, labels=names, images=prepared)
-      for name, data in enclosing.files(self.vocabulary, self.features).items():
+      files = enclosing.files(self.vocabulary, self.features)
+      files |= enclosing.conversation(self.vocabulary, self.template) if self.template and self._decoder else {}
+      for name, data in files.items():
         (made / name).write_bytes(data)
       for file in made.iterdir() if is_remote(directory) else ():
         (output / file.name).write_bytes(file.read_bytes())

@@ -1,10 +1,14 @@
 """An exported tokenizer puts around a text what stands around it in training."""
 
+import json
+
+import jinja2.sandbox
 import pytest
 from tokenizers import Tokenizer
 
 import published
 from t5x_like import vocabularies
+from t5x_like.data.supervised.chat import Chat, Message
 from t5x_like.interop import enclosing
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 from tools import train_tokenizer
@@ -42,3 +46,19 @@ def test_a_tokenizer_made_here_encloses_texts(kind, vocabulary, tmp_path):
     assert tokenizer.encode("the quick", "fox").ids == [*before, *a, *after, *b, *after]
     ids = [again.pad_id, again.eos_id, again.unk_id, *again.sentinels]
     assert ids == [0, 1, 2, *vocabulary.sentinels] and again.size == vocabulary.size
+
+
+def test_a_conversation_ends_and_is_written_as_in_training(tmp_path):
+  pieces = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+  published.byte_level(pieces).save(str(tmp_path / "tokenizer.json"))
+  (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+  (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0, "temperature": 0.6}')
+  vocabulary = vocabularies.load(str(tmp_path))
+  found = enclosing.conversation(vocabulary, "chatml")
+  assert json.loads(found["generation_config.json"]) == {"eos_token_id": [0, 2], "temperature": 0.6}
+  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+  messages = [Message("system", "Be brief."), Message("user", " the quick fox?")]
+  template = environment.from_string(found["chat_template.jinja"].decode())
+  text = template.render(messages=[one._asdict() for one in messages], add_generation_prompt=True)
+  assert vocabulary.encode(text) == [0, *Chat("chatml", vocabulary).prompt(messages)]
+  assert list(enclosing.conversation(vocabulary, "plain")) == []

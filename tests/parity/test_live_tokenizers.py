@@ -9,6 +9,7 @@ from transformers import AddedToken, AutoTokenizer
 
 import published
 from t5x_like import vocabularies
+from t5x_like.data.supervised.chat import TEMPLATES, Chat, Message
 from t5x_like.interop import enclosing
 from t5x_like.vocabularies.kinds._tokenizer_files import NAMES
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
@@ -119,3 +120,17 @@ def test_vocabularies_made_here_open_in_the_library(tmp_path, kind):
     assert theirs(text, add_special_tokens=False).input_ids == vocabulary.encode(text)
     assert theirs(text).input_ids == [1, *vocabulary.encode(text)]
   assert (theirs.pad_token_id, theirs.eos_token_id) == (0, 1)
+
+
+@pytest.mark.parametrize("template", ["chatml", "llama3", "gemma"])
+def test_conversations_are_written_as_in_training(tmp_path, template):
+  pieces = ["<|endoftext|>", *TEMPLATES[template].pieces]
+  published.byte_level(pieces).save(str(tmp_path / "tokenizer.json"))
+  (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>", "chat_template": "another"}')
+  vocabulary = vocabularies.load(str(tmp_path))
+  for name, data in enclosing.conversation(vocabulary, template).items():
+    (tmp_path / name).write_bytes(data)
+  messages = [Message("user", "the quick fox? "), Message("assistant", "jumps."), Message("user", "over")]
+  theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+  found = theirs.apply_chat_template([one._asdict() for one in messages], add_generation_prompt=True, return_dict=False)
+  assert found == [0, *Chat(template, vocabulary).prompt(messages)]
