@@ -17,7 +17,7 @@ def files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict[str, byte
   """Return the files of a vocabulary by name.
 
   A `tokenizer.json` made here gets the post-processor of the model: CLS and SEP around an encoder's text, the start
-  token before a decoder's, EOS behind an encoder-decoder's. So does SentencePiece's unigram model, in this form, except
+  token before a decoder's, EOS behind an encoder-decoder's and a caption. So does SentencePiece's unigram model, in this form, except
   for encoder-decoders: `T5Tokenizer`, which reads its own form, always adds EOS. Published tokenizers keep their own.
 
   Args:
@@ -30,7 +30,9 @@ def files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict[str, byte
     return found
   import tokenizers
 
-  if "decoder_target_tokens" not in features:
+  if "text_input_tokens" in features:  # captions
+    before, after = [] if vocabulary.bos_id is None else [vocabulary.bos_id], [vocabulary.eos_id]
+  elif "decoder_target_tokens" not in features:
     before, after = [special(vocabulary, "cls")], [special(vocabulary, "sep")]
   elif "encoder_input_tokens" in features:
     before, after = opening(vocabulary), [vocabulary.eos_id]

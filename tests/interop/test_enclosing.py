@@ -17,6 +17,7 @@ LENGTH = [16]
 DECODER = {"decoder_input_tokens": LENGTH, "decoder_target_tokens": LENGTH}
 MODELS = {  # features, ids before and after a text in a vocabulary with [CLS] and [SEP], and in one without
   "encoder": ({"encoder_input_tokens": LENGTH}, ([3], [4]), ([183], [182])),
+  "captions": ({"text_input_tokens": LENGTH}, ([], [1]), ([], [1])),
   "encoder-decoder": ({"encoder_input_tokens": LENGTH} | DECODER, ([], [1]), ([], [1])),
   "decoder": (DECODER, ([1], []), ([1], [])),
 }
