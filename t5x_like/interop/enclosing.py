@@ -17,8 +17,9 @@ def files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict[str, byte
   """Return the files of a vocabulary by name.
 
   A `tokenizer.json` made here gets the post-processor of the model: CLS and SEP around an encoder's text, the start
-  token before a decoder's, EOS behind an encoder-decoder's and a caption. So does SentencePiece's unigram model, in this form, except
-  for encoder-decoders: `T5Tokenizer`, which reads its own form, always adds EOS. Published tokenizers keep their own.
+  token before a decoder's, EOS behind an encoder-decoder's and a caption. So does SentencePiece's unigram model, in
+  this form, except for encoder-decoders: `T5Tokenizer`, which reads its own form, always adds EOS. Published tokenizers
+  keep their own.
 
   Args:
     features: by name, of the model's training.
