@@ -71,5 +71,10 @@ class Projected(nnx.Module):
     self.inner = inner
     self.project = project
 
+  @property
+  def position(self):
+    """The positions of projected inputs."""
+    return self.inner.position
+
   def __call__(self, x_BTD: jax.Array, *others, **options):
     return self.inner(self.project(x_BTD), *others, **options)

@@ -18,6 +18,7 @@ from interop.published_decoders import PUBLISHED, SCALED
 from interop.test_golden import write
 from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
+from t5x_like.inference.likelihood import positions
 from t5x_like.interop import hf
 from t5x_like.interop.fields import Fields
 from t5x_like.models import command_r, falcon, gemma3, gpt, llama, mpt, neox, opt, palm, xglm
@@ -202,6 +203,11 @@ def test_a_design_no_type_can_say_is_refused_by_its_cell(family, name, changes, 
   with pytest.raises(UserError, match=f"design.{next(iter(changes))}") as error:
     hf.save(small(family, name, **changes), str(tmp_path / "model"))
   assert "\n" not in str(error.value) and not (tmp_path / "model" / "config.json").exists()
+
+
+def test_generation_finds_the_positions_behind_a_projection(tmp_path):
+  write("opt-350m", tmp_path / "model")
+  assert positions(hf.abstract(str(tmp_path / "model")).inputs) == 32
 
 
 def test_a_parameter_without_a_tensor_is_refused_by_name(tmp_path):
