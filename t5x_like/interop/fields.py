@@ -6,7 +6,7 @@ from t5x_like.errors import UserError
 from t5x_like.files.file_names import shown
 from t5x_like.interop.field_kinds import check
 
-# Fields about training, generation, the tokenizer or the file itself, which do not affect logits.
+# Fields about training, generation, the tokenizer, the file itself or its author's tools, which do not affect logits.
 _WITHOUT_EFFECT = frozenset(
   """
   _name_or_path _commit_hash _attn_implementation _attn_implementation_autoset architectures auto_map model_type
@@ -19,7 +19,8 @@ _WITHOUT_EFFECT = frozenset(
   encoder_no_repeat_ngram_size num_return_sequences exponential_decay_length_penalty remove_invalid_values
   renormalize_logits initializer_range initializer_factor init_std gradient_checkpointing classifier_dropout
   summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout summary_last_dropout
-  is_encoder_decoder tf_legacy_loss pretraining_tp
+  is_encoder_decoder tf_legacy_loss pretraining_tp _num_labels author is_llama_config model_max_length
+  neftune_noise_alpha predict_special_tokens tokenizer_name transformers.js_config unsloth_fixed unsloth_version
   """.split()
 )
 
@@ -32,6 +33,8 @@ _ONLY = {
   "pruned_heads": ({}, None),
   "tie_encoder_decoder": (False,),
   "quantization_config": (None,),
+  "n_special": (0,),
+  "rope_interleaved": (False,),
 }
 
 

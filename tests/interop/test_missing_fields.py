@@ -9,6 +9,11 @@ from t5x_like.errors import UserError
 T5 = dict(vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
 BART = dict(vocab_size=64, d_model=16, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=32)
 
+GPT2 = dict(model_type="gpt2", vocab_size=64, n_embd=16, n_head=4, n_layer=2)
+LLAMA = dict(
+  model_type="llama", vocab_size=64, hidden_size=16, intermediate_size=32, num_attention_heads=4, num_hidden_layers=2
+)
+
 
 def test_defaults_of_relatives_differ():
   activations = {kind: built(T5 | {"model_type": kind}).design.activation for kind in ("t5", "mt5", "umt5")}
@@ -32,3 +37,23 @@ def test_an_activation_that_overrides_the_layer_is_refused(change):
   assert built(values | {"dense_act_fn": "gelu_new", "is_gated_act": True}).design.activation == "geglu_tanh"
   with pytest.raises(UserError, match=next(iter(change))):
     built(values | change)
+
+
+@pytest.mark.parametrize(
+  "values, more",
+  [  # of GPT-2 medium, DistilGPT-2, SmolLM2, BART CNN and OPUS-MT
+    (GPT2, {"n_special": 0, "predict_special_tokens": True}),
+    (GPT2, {"_num_labels": 1}),
+    (LLAMA, {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}),
+    (BART | {"model_type": "bart"}, {"extra_pos_embeddings": 0, "_num_labels": 3}),
+    (BART | {"model_type": "marian"}, {"extra_pos_embeddings": 58_101}),
+  ],
+)
+def test_fields_that_nothing_reads_stand_in_published_configs(values, more):
+  assert built(values | more) == built(values)
+
+
+def test_what_stands_for_other_models_is_refused():
+  for values, more in ((GPT2, {"n_special": 3}), (LLAMA, {"rope_interleaved": True})):
+    with pytest.raises(UserError, match=next(iter(more))):
+      built(values | more)

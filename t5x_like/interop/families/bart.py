@@ -35,7 +35,7 @@ def build(fields: Fields, names: set[str]):
   fields.only("add_final_layer_norm", kind == "mbart")
   fields.only("static_position_embeddings", kind == "marian")
   fields.only("add_bias_logits", False)
-  fields.only("extra_pos_embeddings", 2)
+  fields.only("do_blenderbot_90_layernorm", False)
   fields.only("tie_word_embeddings", True)
   fields.ignore(
     "dropout",
@@ -45,7 +45,10 @@ def build(fields: Fields, names: set[str]):
     "decoder_layerdrop",
     "classif_dropout",
     "force_bos_token_to_be_generated",
-    "_num_labels",
+    "extra_pos_embeddings",  # which nothing reads
+    "replacing_rate",
+    "student_decoder_layers",
+    "student_encoder_layers",
   )
   design, model = {"bart": bart.BART, "mbart": bart.MBART, "marian": transformer.MARIAN}[kind], bart.Model
   if kind == "marian":

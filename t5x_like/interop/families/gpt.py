@@ -18,7 +18,6 @@ def build(fields: Fields, names: set[str]):
   first = fields.values["model_type"] == "openai-gpt"
   if first:
     activation, mlp = fields.choose("afn", GPT1_ACTIVATIONS, "gelu"), None
-    fields.ignore("predict_special_tokens")
   else:
     activation, mlp = fields.choose("activation_function", causal.PLAIN, "gelu_new"), fields.take("n_inner", None)
     fields.only("scale_attn_weights", True)
