@@ -20,7 +20,8 @@ _WITHOUT_EFFECT = frozenset(
   renormalize_logits initializer_range initializer_factor init_std gradient_checkpointing classifier_dropout
   summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout summary_last_dropout
   is_encoder_decoder tf_legacy_loss pretraining_tp _num_labels author is_llama_config model_max_length
-  neftune_noise_alpha predict_special_tokens tokenizer_name transformers.js_config unsloth_fixed unsloth_version
+  neftune_noise_alpha predict_special_tokens sbert_ce_default_activation_function scalable_attention
+  sentence_transformers tokenizer_name transformers.js_config unsloth_fixed unsloth_version
   """.split()
 )
 

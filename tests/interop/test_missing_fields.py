@@ -41,12 +41,13 @@ def test_an_activation_that_overrides_the_layer_is_refused(change):
 
 @pytest.mark.parametrize(
   "values, more",
-  [  # of GPT-2 medium, DistilGPT-2, SmolLM2, BART CNN and OPUS-MT
+  [  # of GPT-2 medium, DistilGPT-2, SmolLM2, BART CNN, OPUS-MT and umT5
     (GPT2, {"n_special": 0, "predict_special_tokens": True}),
     (GPT2, {"_num_labels": 1}),
     (LLAMA, {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}),
     (BART | {"model_type": "bart"}, {"extra_pos_embeddings": 0, "_num_labels": 3}),
     (BART | {"model_type": "marian"}, {"extra_pos_embeddings": 58_101}),
+    (T5 | {"model_type": "umt5"}, {"scalable_attention": True, "dense_act_fn": "gelu_pytorch_tanh"}),
   ],
 )
 def test_fields_that_nothing_reads_stand_in_published_configs(values, more):

@@ -26,7 +26,8 @@ def build(fields: Fields, names: set[str]):
   fields.ignore("dropout_rate", "n_positions")
   kind = fields.take("feed_forward_proj", "relu" if fields.values["model_type"] == "t5" else "gated-gelu")
   activation = fields.choose("feed_forward_proj", ACTIVATIONS, kind)
-  fields.only("dense_act_fn", "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"))
+  same = ("gelu_new", "gelu_pytorch_tanh") if kind == "gated-gelu" else (kind.removeprefix("gated-"),)
+  fields.only("dense_act_fn", *same)
   fields.only("is_gated_act", kind.startswith("gated-"))
   design = dataclasses.replace(
     t5.V1_0,
