@@ -134,3 +134,21 @@ def test_conversations_are_written_as_in_training(tmp_path, template):
   theirs = AutoTokenizer.from_pretrained(str(tmp_path))
   found = theirs.apply_chat_template([one._asdict() for one in messages], add_generation_prompt=True, return_dict=False)
   assert found == [0, *Chat(template, vocabulary).prompt(messages)]
+
+
+@pytest.mark.parametrize("name", ["GPT2Tokenizer", "PreTrainedTokenizerFast", None])
+@pytest.mark.parametrize(
+  "model_type", ["gpt2", "opt", "llama", "mistral", "olmo2", "olmo3", "qwen2", "falcon", "modernbert"]
+)
+def test_a_class_that_the_library_overrides_or_not(tmp_path, model_type, name):
+  """A file that cuts numbers into digits, which GPT-2's class does not."""
+  described = json.loads(published.byte_level(["<|endoftext|>"]).to_str())
+  digits = {"type": "Digits", "individual_digits": True}
+  described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, described["pre_tokenizer"]]}
+  (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+  named = {"tokenizer_class": name} if name else {}
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"} | named))
+  (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+  theirs, ours = AutoTokenizer.from_pretrained(str(tmp_path)), vocabularies.load(str(tmp_path))
+  text = "the 17 foxes of 123"
+  assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids

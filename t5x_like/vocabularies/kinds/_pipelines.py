@@ -221,6 +221,9 @@ OF_MODELS = {
   "bart": "RobertaTokenizer",
   "gemma": "GemmaTokenizer",
   "gemma2": "GemmaTokenizer",
+  "gemma3": "GemmaTokenizer",
+  "gemma3_text": "GemmaTokenizer",
+  "opt": "GPT2Tokenizer",
   "t5": "T5Tokenizer",
   "mt5": "T5Tokenizer",
   "switch_transformers": "T5Tokenizer",
@@ -232,6 +235,10 @@ WHOLE = {  # model types whose `tokenizer.json` is used whole; the class serves 
   "mistral": "LlamaTokenizer",
   "mixtral": "LlamaTokenizer",
   "umt5": "T5Tokenizer",
+  "olmo2": "GPT2Tokenizer",
+  "olmo3": "GPT2Tokenizer",
+  "modernbert": None,
+  "qwen2": None,
 }
 
 

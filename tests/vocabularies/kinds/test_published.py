@@ -114,6 +114,19 @@ def test_batches_and_saved_copies_give_the_same_ids(loaded, saved, kind, texts):
   assert all(isinstance(one.decode(found), str) and len(one.pieces_of(found)) == len(found) for found in ids)
 
 
+def test_olmo2_keeps_its_words_under_the_class_of_gpt2(tmp_path):
+  described = json.loads(published.byte_level(["<|endoftext|>"]).to_str())
+  digits = {"type": "Digits", "individual_digits": True}
+  described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, described["pre_tokenizer"]]}
+  (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+  (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>", "tokenizer_class": "GPT2Tokenizer"}')
+  ids = {}
+  for kind in ("olmo2", "gpt2"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    ids[kind] = vocabularies.load(str(tmp_path)).encode("the 17 foxes")
+  assert ids["olmo2"] == Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("the 17 foxes").ids != ids["gpt2"]
+
+
 @pytest.mark.parametrize("special", [True, False])
 def test_a_special_piece_without_a_vector_is_left_out(directories, tmp_path, special):
   shutil.copytree(directories["gpt2"], tmp_path / "gpt2")
