@@ -64,6 +64,12 @@ class Files:
     dtypes = (_DTYPES.get(file.dtypes[name]) for name, file in at.items())
     self.dtype = next(filter(None, dtypes), "float32")
 
+  def lend(self, name: str, missing: str) -> None:
+    """Give a tensor another name too, if no tensor has it."""
+    if name in self.names and missing not in self.names:
+      self._at[missing] = self._at[name]
+      self.names.add(missing)
+
   def read(self, name: str) -> np.ndarray:
     """Read a tensor; raise UserError if it is not of floating-point numbers."""
     file, written = self._at[name]

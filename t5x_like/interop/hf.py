@@ -262,7 +262,9 @@ def _config_of(model, model_type: str | None) -> tuple:
 
 
 def _check(mapping: Mapping, files: Files) -> None:
-  """Refuse files with missing or unknown tensors, or with tied tensors that differ."""
+  """Refuse files with missing or unknown tensors, or with tied tensors that differ; a copy may stand alone."""
+  for copy, name in mapping.copies.items():
+    files.lend(copy, name)
   expected = {t.name for t in mapping.tensors}
   for name in sorted(expected - files.names):
     raise UserError(

@@ -92,6 +92,13 @@ def test_a_tied_tensor_that_differs_is_refused(directory, tmp_path):
     hf.load(str(tmp_path))
 
 
+def test_a_copy_of_a_tied_tensor_may_stand_alone(directory, tmp_path):
+  tensors = load_file(directory / hf.WEIGHTS)
+  save_file({n.replace("shared", "decoder.embed_tokens"): x for n, x in tensors.items()}, tmp_path / hf.WEIGHTS)
+  (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+  assert same(values(tmp_path), values(directory))
+
+
 @pytest.mark.parametrize(
   "design, said",
   [
