@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t5x_like.architectures.heads.lm import LmHead
 from t5x_like.errors import UserError
 from t5x_like.inference import masks
 from t5x_like.inference.texts import shown
@@ -125,12 +126,12 @@ class MaskFilling:
 
 
 def _masked_lm(model) -> Callable:
-  """Return the function that computes logits at masked positions: the model, or ELECTRA's generator.
+  """Return the function that computes logits at masked positions: the model, ELECTRA's generator, or XLNet's queries.
 
   Raises:
     UserError: the model has no such head.
   """
-  if hasattr(model, "generate"):
+  if hasattr(model, "generator") or (hasattr(model, "generate") and isinstance(model.head, LmHead)):
     return model.generate
   head = type(model.head).__name__
   if hasattr(model.head, "lm") or hasattr(model.head, "mlm"):

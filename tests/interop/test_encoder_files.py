@@ -9,7 +9,9 @@ import test_golden
 from safetensors.numpy import load_file, save_file
 
 import tiny
+from t5x_like import vocabularies
 from t5x_like.errors import UserError
+from t5x_like.inference.fill_mask import MaskFilling
 from t5x_like.interop import hf
 from t5x_like.models import albert, bert, bigbird, deberta, electra, linformer, modernbert, roberta, xlm, xlnet
 from t5x_like.nn import params
@@ -83,6 +85,12 @@ def test_without_a_class_the_tensors_say_which_head(tmp_path):
     test_golden.write(case, tmp_path / case)
     rewrite(tmp_path / case, architectures=None)
     assert hf.load(str(tmp_path / case)).variant.head == head
+
+
+def test_an_xlnet_without_its_language_model_fills_nothing(tmp_path):
+  test_golden.write("xlnet-tokens", tmp_path / "model")
+  with pytest.raises(UserError, match="says nothing about masked tokens"):
+    MaskFilling(hf.abstract(str(tmp_path / "model")), vocabularies.load("bytes"), {})
 
 
 def test_a_pooler_that_nobody_reads_goes_along(tmp_path):
