@@ -2,7 +2,7 @@
 
 | platform | up to SHORT logits a head | more | more, with features that the kernel lacks |
 |---|---|---|---|
-| TPU | fused | splash | chunked |
+| TPU | fused | splash | fused, as far as it goes, or chunked |
 | GPU | dense | cudnn | chunked |
 | CPU | dense | chunked | chunked |
 
@@ -22,7 +22,7 @@ from t5x_like.parallel.constrain import platform, ways
 SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix product is faster than a loop over blocks
 
 # By platform: the kernels, imported only where they are chosen, from LEAST to SHORT logits a head and beyond.
-_KERNELS, LEAST = {"tpu": ("fused", "splash"), "gpu": (None, "cudnn")}, 2**13
+_KERNELS, LEAST = {"tpu": (("fused",), ("splash", "fused")), "gpu": ((), ("cudnn",))}, 2**13
 
 # "auto", and the cores that compute the same function.
 EXACT = ("auto", "dense", "fused", "chunked", "ring", "splash", "cudnn")
@@ -38,9 +38,8 @@ class Auto(Core):
     """Choose the core for a call with these queries [B, T, N, H] and keys [B, S, K, H]."""
     logits = q.shape[1] * k.shape[1]
     placed = not (mask.causal or mask.window is not None) or (mask.aligned and ways("length") == 1)
-    name = _KERNELS.get(platform(), (None, None))[logits > SHORT]
-    if name is not None and logits >= LEAST and (placed or logits <= SHORT):
-      kernel = _core(name)
+    names = _KERNELS.get(platform(), ((), ()))[logits > SHORT]
+    for kernel in map(_core, names if logits >= LEAST and (placed or logits <= SHORT) else ()):
       if not kernel.refused(q, k, mask, softmax):
         return kernel()
     return Dense() if logits <= SHORT or softmax.position.query_dependent else _core("chunked")()

@@ -120,3 +120,12 @@ def test_the_choice(platform, kind, options, expected):
   assert (name(64), name(512), name(2048)) == ("dense", short, expected)
   if "causal" in kind:
     assert name(2048, aligned=False) == "chunked"
+
+
+def test_dropout_in_longer_rows_takes_the_kernel_that_draws_it_as_far_as_it_goes():
+  def name(T, aligned=True):
+    x, mask = jax.ShapeDtypeStruct((2, T, 4, 64), jnp.bfloat16), cases.mask("causal", T)
+    with target("tpu"):
+      return Auto().chosen(x, x, dataclasses.replace(mask, aligned=aligned), Softmax(dropout=Dropout(0.1))).name
+
+  assert (name(1024), name(1024, aligned=False), name(2048)) == ("fused", "chunked", "chunked")
