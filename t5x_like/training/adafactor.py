@@ -37,16 +37,18 @@ def adafactor(
   decay_rate: float = 0.8,
   clipping_threshold: float = 1.0,
   multiply_by_parameter_scale: bool = True,
+  weight_decay: float = 0.0,
 ) -> optax.GradientTransformation:
-  """Adafactor (Shazeer & Stern 2018, algorithms 4 and 5) without momentum; updates are ready to be added.
+  """Adafactor (Shazeer & Stern 2018, algorithms 4 and 5) as T5 uses it: factored second moments, no momentum.
 
   Args:
     schedule: of the run's step, the argument `step` of `update`.
     decay_rate: the second moment of update t (from 1) decays by `1 - t**-decay_rate`.
     clipping_threshold: root mean square above which an update is scaled down.
     multiply_by_parameter_scale: step sizes are relative to the root mean square of the parameter.
+    weight_decay: share of every parameter that a step takes away, whatever the rate.
   Returns:
-    A transformation whose state is an `optax.FactoredState`.
+    A transformation to updates that are ready to be added; its state is an `optax.FactoredState`.
   """
 
   def update_one(g, v_row, v_col, v, p, count, step):
@@ -76,7 +78,8 @@ def adafactor(
     return updates, optax.FactoredState(optax.safe_increment(state.count), v_row, v_col, v)
 
   init = optax.scale_by_factored_rms(min_dim_size_to_factor=_MIN_FACTORED).init
-  return optax.GradientTransformationExtraArgs(init, update)
+  scaled = optax.GradientTransformationExtraArgs(init, update)
+  return optax.chain(scaled, optax.add_decayed_weights(-weight_decay)) if weight_decay else scaled
 
 
 def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:

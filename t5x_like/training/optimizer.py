@@ -1,4 +1,4 @@
-"""Optimizers, by name: `config.optimizer = {"name": ..., ...}`. All but Adafactor are optax's; see also `optimizers/`.
+"""Optimizers, by name: `config.optimizer = {"name": ..., ...}`; see also `training.adafactor` and `optimizers/`.
 
 A stack keeps the parameters of its layers in one array with a leading axis. Statistics such as Adafactor's must not
 mix layers, so the optimizer is mapped over that axis, once for every depth of stack.
@@ -24,7 +24,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_like import slots
-from t5x_like.training.adafactor import adafactor as streaming_adafactor
+from t5x_like.training.adafactor import adafactor
 from t5x_like.training.schedule import Schedule
 
 Named = dict[str, jax.Array]
@@ -36,35 +36,24 @@ _WRAPPED = ("inner_state", "inner_states", "inner_opt_state")
 
 @dataclasses.dataclass(frozen=True)
 class Decay:
-  """Weight decay of matrices; `undecayed="tables"` leaves out positions, class tokens and embeddings too."""
+  """Weight decay, of matrices only by default.
+
+  Attributes:
+    weight_decay: share of a parameter that a step takes away, times the rate.
+    undecayed: "vectors", among them biases of experts; "tables", which are vectors and positions, class tokens and
+      embeddings; "embeddings", which are these tables alone; or "nothing".
+  """
 
   weight_decay: float = 0.01
-  undecayed: Literal["vectors", "tables"] = "vectors"
+  undecayed: Literal["vectors", "tables", "embeddings", "nothing"] = "vectors"
 
   def of(self, params: Named) -> dict[str, bool]:
-    tables = _TABLE if self.undecayed == "tables" else _BIAS
-    return {n: p.ndim > 1 and not (_BIAS.search(n) or tables.search(n)) for n, p in params.items()}
+    vectors, tables = (self.undecayed in kinds for kinds in (("vectors", "tables"), ("tables", "embeddings")))
+    bare = {n for n, p in params.items() if p.ndim < 2 or _BIAS.search(n)} if vectors else set()
+    return {n: n not in bare and not (tables and _TABLE.search(n)) for n in params}
 
   def added(self) -> optax.GradientTransformation:
     return optax.add_decayed_weights(self.weight_decay, self.of)
-
-
-def adafactor(
-  schedule: Schedule,
-  *,
-  decay_rate: float = 0.8,
-  clipping_threshold: float = 1.0,
-  multiply_by_parameter_scale: bool = True,
-  weight_decay: float = 0.0,
-) -> optax.GradientTransformation:
-  """Adafactor (Shazeer & Stern 2018) as T5 uses it: factored second moments, no momentum, relative step sizes."""
-  scaled = streaming_adafactor(
-    schedule,
-    decay_rate=decay_rate,
-    clipping_threshold=clipping_threshold,
-    multiply_by_parameter_scale=multiply_by_parameter_scale,
-  )
-  return optax.chain(scaled, optax.add_decayed_weights(-weight_decay)) if weight_decay else scaled
 
 
 def adamw(
@@ -76,7 +65,7 @@ def adamw(
   mu_dtype: Moments = "float32",
   **decay: Unpack[Decay],
 ) -> optax.GradientTransformation:
-  """AdamW (Loshchilov & Hutter 2019). Decays matrices only: not norm scales, biases or other vectors."""
+  """AdamW (Loshchilov & Hutter 2019). By default it decays matrices only: not norm scales, biases or other vectors."""
   return optax.chain(optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype), Decay(**decay).added(), at_rate(schedule))
 
 

@@ -86,6 +86,13 @@ CASES = {  # ours, and optax's for one layer
     OPTIMIZERS["ademamix"](RATE, b3=0.99, alpha=4.0, weight_decay=0.1),
     optax.contrib.ademamix(RATE, b3=0.99, alpha=4.0, weight_decay=0.1, mask=matrices),
   ),
+  "unfactored_adafactor": (
+    OPTIMIZERS["unfactored_adafactor"](RATE, decay_rate=0.7, momentum=0.8, clipping_threshold=1.0),
+    optax.chain(
+      optax.adafactor(RATE, factored=False, decay_rate=0.7, momentum=0.8),
+      optax.masked(optax.inject_hyperparams(optax.add_decayed_weights)(lambda t: -(RATE(t) ** 2)), matrices),
+    ),
+  ),
   "lars": (
     OPTIMIZERS["lars"](RATE, weight_decay=0.1, trust_coefficient=0.01),
     optax.lars(RATE, 0.1, matrices, 0.01, trust_ratio_mask=matrices),
@@ -270,8 +277,32 @@ def test_the_whole_state_of_a_model_is_as_split_as_its_parameters(name):
       assert local < leaf.size, (path, leaf.sharding)
 
 
-@pytest.mark.parametrize("undecayed", ["vectors", "tables"])
-def test_biases_of_experts_do_not_decay_although_they_are_matrices(undecayed):
-  shapes = {"layer/wi": (8, 4, 6), "layer/wi_bias": (8, 6), "out/kernel": (4, 6), "out/bias": (6,)}
-  decays = Decay(undecayed=undecayed).of({name: jnp.zeros(shape) for name, shape in shapes.items()})
-  assert decays == {name: "bias" not in name for name in shapes}
+def test_what_decays():
+  """Experts' biases are vectors, although they are matrices."""
+  kernels, tables = {"layer/wi": (8, 4, 6), "out/kernel": (4, 6)}, {"embed/table": (9, 4), "position/table": (5, 4)}
+  shapes = {**kernels, **tables, "layer/wi_bias": (8, 6), "out/bias": (6,), "norm/scale": (4,)}
+  arrays = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+  decayed = {
+    "vectors": {*kernels, *tables},
+    "tables": {*kernels},
+    "embeddings": {*shapes} - {*tables},
+    "nothing": shapes,
+  }
+  for undecayed, names in decayed.items():
+    assert {n for n, decays in Decay(undecayed=undecayed).of(arrays).items() if decays} == set(names), undecayed
+
+
+def test_stable_adamw_is_the_papers():
+  """Algorithm 2 of Wortsman et al. 2023 by hand; the second gradient is so large that the rate falls."""
+  b1, b2, eps, decay, theta = 0.9, 0.95, 1e-6, 0.3, np.full((2, 3), 2.0)
+  ours = OPTIMIZERS["stable_adamw"](lambda step: 0.1, b1=b1, b2=b2, eps=eps, weight_decay=decay)
+  gradients = [np.arange(1.0, 7).reshape(2, 3), np.full((2, 3), -40.0), np.ones((2, 3))]
+  got = run(ours, {"w": jnp.asarray(theta, jnp.float32)}, [{"w": jnp.asarray(g, jnp.float32)} for g in gradients])["w"]
+  m, v, rates = 0.0, 0.0, []
+  for t, g in enumerate(gradients, 1):
+    m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+    mean, second = m / (1 - b1**t), v / (1 - b2**t)
+    rates.append(0.1 / max(1.0, np.sqrt(np.mean(g**2 / np.maximum(second, eps**2)))))
+    theta = theta - rates[-1] * (decay * theta + mean / (np.sqrt(second) + eps))
+  assert rates[1] < 0.08 < rates[0]
+  np.testing.assert_allclose(got, theta, rtol=1e-5)

@@ -1,0 +1,39 @@
+"""Adafactor without factors: Adam with steps relative to the size of a tensor."""
+
+import optax
+
+from t5x_like.training.optimizer import Decay, at_rate
+from t5x_like.training.schedule import Schedule
+
+
+def make(
+  schedule: Schedule,
+  *,
+  decay_rate: float = 0.8,
+  momentum: float = 0.9,
+  clipping_threshold: float | None = None,
+  decay_power: float = 2.0,
+) -> optax.GradientTransformation:
+  """PaLM's Adafactor (Chowdhery et al. 2022, section 5): whole second moments, momentum, and relative step sizes.
+
+  Args:
+    decay_rate: the second moment of update t (from 1) decays by `1 - t**-decay_rate`.
+    momentum: decay of the average of updates.
+    clipping_threshold: root mean square above which an update is scaled down, as in `adafactor`; None for no clipping.
+    decay_power: a step takes the share `rate**decay_power` away from matrices.
+  """
+  moments = optax.scale_by_factored_rms(factored=False, decay_rate=decay_rate)
+  clip = optax.clip_by_block_rms(clipping_threshold) if clipping_threshold else optax.identity()
+  average = optax.chain(optax.scale(1.0 - momentum), optax.trace(momentum))
+  sizes = optax.scale_by_param_block_rms()
+  return optax.chain(moments, clip, sizes, at_rate(schedule), average, _decayed(schedule, decay_power))
+
+
+def _decayed(schedule: Schedule, power: float) -> optax.GradientTransformationExtraArgs:
+  shares = Decay()
+
+  def update(updates, state, params, *, step, **_):
+    share, decays = schedule(step) ** power, shares.of(params)
+    return {n: u - share * params[n] if decays[n] else u for n, u in updates.items()}, state
+
+  return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
