@@ -78,7 +78,7 @@ class StackBuilder:
       types=Types(types, width, rngs, init=design.table_init()) if types else None,
       norm=design.make_norm(width, rngs) if design.embed_norm else None,
       project=Linear((width, D), ("embed", None), design.kernel_init(width), rngs, bias=True) if width != D else None,
-      dropout=self.dropout,
+      dropout=self.dropout_at("inputs"),
     )
 
   def stack(self, rngs: nnx.Rngs) -> Stack:
@@ -147,6 +147,9 @@ class StackBuilder:
   def dropout(self) -> Dropout:
     return Dropout(self.dropout_rate, (-2,) if self.design.shared_dropout else ())
 
+  def dropout_at(self, place: str) -> Dropout:
+    return NO_DROPOUT if {"moe": "mlp"}.get(place, place) in self.design.no_dropout else self.dropout
+
   @property
   def attention_dropout(self) -> Dropout:
     kinds = {"pairs": self.dropout, "keys": Dropout(self.dropout_rate, (-2,)), "none": NO_DROPOUT}
@@ -176,17 +179,17 @@ class StackBuilder:
       parts["cross_attention"] = self._attention(CrossAttention, rngs)
     parts["moe" if sparse else "mlp"] = self._mlp(rngs, sparse)
     if design.parallel == "no":
-      return {name: self._residual(part, rngs, turn) for name, part in parts.items()}
+      return {name: self._residual(part, rngs, turn, name) for name, part in parts.items()}
     if design.parallel == "one_norm":
-      return {"parallel": self._residual(Parallel(**parts), rngs, turn)}
+      return {"parallel": self._residual(Parallel(**parts), rngs, turn, "parallel")}
     branches = {name: Normed(part, norm=design.make_norm(dims.embed, rngs)) for name, part in parts.items()}
-    rates = dict(dropout=self.dropout, drop_path=self.drop_path)
-    return {"parallel": Residual(Parallel(**branches), **rates, turn=turn)}
+    return {"parallel": Residual(Parallel(**branches), dropout=self.dropout, drop_path=self.drop_path, turn=turn)}
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
     """Build the self-attention of a turn; without one, cross-attention, without positions, window or special core."""
     design, dims, own = self.design, self.dims, turn is not None
     D, N, H = dims.embed, dims.heads, dims.head_dim
+    qkv, out, *_ = design.kernel_scales
     cosine = slots.module("cosine", nn) if design.attention_scale == "cosine" else None
     scale = 1.0 if cosine else 1 / math.sqrt(H) if design.attention_scale is None else design.attention_scale
     # T5 leaves out the 1/sqrt(H) of the logits and scales the initial query kernel by it instead.
@@ -198,10 +201,10 @@ class StackBuilder:
       dims,
       rngs,
       scale=scale,
-      init=design.kernel_init(D),
-      query_init=design.kernel_init(D, query_gain),
-      value_init=design.kernel_init(D, self.inner_gain),
-      out_init=design.kernel_init(N * H, self.gain),
+      init=design.kernel_init(D, 1.0, qkv),
+      query_init=design.kernel_init(D, query_gain, qkv),
+      value_init=design.kernel_init(D, self.inner_gain, qkv),
+      out_init=design.kernel_init(N * H, self.gain, out),
       biases=design.biases,
       q_norm=cosine.ScaledUnit(N, rngs) if cosine else q_norm,
       k_norm=cosine.Unit() if cosine else k_norm,
@@ -215,7 +218,7 @@ class StackBuilder:
   def _mlp(self, rngs: nnx.Rngs, sparse: bool) -> Layer:
     design, dims = self.design, self.dims
     mlp = (sparse and design.experts.mlp) or dims.mlp
-    activation, gated = ACTIVATIONS[design.activation]
+    (activation, gated), (*_, wi, wo) = ACTIVATIONS[design.activation], design.kernel_scales
     return slots.make(
       "config.model.design.experts",
       "moe" if sparse else "mlp",
@@ -228,12 +231,12 @@ class StackBuilder:
       bias="mlp" in design.biases,
       activation=activation,
       gated=gated,
-      init=design.kernel_init(dims.embed, self.inner_gain),
-      out_init=design.kernel_init(mlp, self.gain),
+      init=design.kernel_init(dims.embed, self.inner_gain, wi),
+      out_init=design.kernel_init(mlp, self.gain, wo),
       dropout=self.mlp_dropout,
     )
 
-  def _residual(self, layer: Layer, rngs: nnx.Rngs, turn: int = 0) -> Residual:
+  def _residual(self, layer: Layer, rngs: nnx.Rngs, turn: int = 0, place: str = "mlp") -> Residual:
     design = self.design
     places = _NORMS.get(design.norm_position, ("out_norm",))
     gain = 0.0 if design.norm_position == "res_post" else 1.0
@@ -241,8 +244,8 @@ class StackBuilder:
     if design.layer_scale is not None:
       norms["res_norm"] = LayerScale(self.dims.embed, rngs, initial=design.layer_scale)
     alpha = self.deepnorm[0] if design.norm_position == "deepnorm" else 1.0
-    rates = dict(dropout=self.dropout, drop_path=self.drop_path)
-    return Residual(layer, **norms, alpha=alpha, **rates, turn=turn)
+    rates = dict(dropout=self.dropout_at(place), drop_path=self.drop_path, turn=turn)
+    return Residual(layer, **norms, alpha=alpha, **rates)
 
   def scheme_arguments(self) -> dict[str, Any]:
     """Return the arguments that position schemes take from the stack."""

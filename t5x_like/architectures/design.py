@@ -17,7 +17,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward import ACTIVATIONS, Experts
 from t5x_like.nn.norm import NORMS, AllHeads
-from t5x_like.slots import Count, Positive
+from t5x_like.slots import AboveZero, Count, Positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +49,11 @@ class Design:
     dense_layers: number of first layers with an MLP instead of experts.
     mlp_dropout: whether dropout also applies inside the MLP.
     shared_dropout: whether one mask of dropout serves all positions of a row, as in T5's code.
+    no_dropout: places without any: the sums of embeddings ("inputs"), or the MLP's outputs ("mlp").
     attention_dropout: whether dropout zeroes attention weights one by one ("pairs"), those of some keys for all queries
       of a row ("keys", which is dropout of values, so that kernels can do it), or none.
-    init_stddev: standard deviation of all initial kernels; None is 1/sqrt(fan in).
+    init_stddev: standard deviation of all initial kernels; None is sqrt(scale / fan in).
+    kernel_scales: these scales, of queries, keys and values, of attention's output, of the MLP's input and its output.
     residual_init: divide the initial kernels that write to the residual stream by sqrt(2 * layers) (GPT-2).
     embed_init: standard deviation of the token table; None is `init_stddev`, or 1.
     embed_scale, embed_norm: multiply token vectors by sqrt(D); normalise them.
@@ -80,8 +82,10 @@ class Design:
   dense_layers: Count = 0
   mlp_dropout: bool = False
   shared_dropout: bool = False
+  no_dropout: tuple[Literal["inputs", "mlp"], ...] = ()
   attention_dropout: Literal["pairs", "keys", "none"] = "pairs"
   init_stddev: float | None = None
+  kernel_scales: tuple[AboveZero, ...] = (1.0, 1.0, 1.0, 1.0)
   residual_init: bool = False
   embed_init: float | None = None
   embed_scale: bool = False
@@ -98,10 +102,10 @@ class Design:
       found = f"found {self.parallel!r} with norm_position {self.norm_position!r}"
       raise UserError(f"config.model.design.parallel: {found}, expected norm_position 'pre'")
     if self.qk_norm and self.attention_scale == "cosine":
-      raise UserError(
-        "config.model.design.qk_norm: found True, but attention_scale 'cosine' already normalizes queries and keys; "
-        "set it to False"
-      )
+      found = "found True, but attention_scale 'cosine' already normalizes queries and keys; set it to False"
+      raise UserError(f"config.model.design.qk_norm: {found}")
+    if len(self.kernel_scales) != 4:
+      raise UserError(f"config.model.design.kernel_scales: found {self.kernel_scales}, expected four numbers")
     if self.layer_scale is not None and (self.norm_position != "pre" or self.parallel == "two_norms"):
       found = f"found {self.layer_scale} with norm_position {self.norm_position!r} and parallel {self.parallel!r}"
       raise UserError(f"config.model.design.layer_scale: {found}, expected 'pre', and not 'two_norms'")
@@ -120,9 +124,9 @@ class Design:
       return AllHeads(self.make_norm(heads * head_dim, rngs))
     return self.make_norm(head_dim, rngs) if self.qk_norm else None
 
-  def kernel_init(self, fan_in: int, gain: float = 1.0) -> Callable:
+  def kernel_init(self, fan_in: int, gain: float = 1.0, scale: float = 1.0) -> Callable:
     if self.init_stddev is None:
-      return params.fan_in_normal(fan_in, gain)
+      return params.fan_in_normal(fan_in, gain * scale**0.5)
     return params.normal(self.init_stddev * gain)
 
   def table_init(self) -> Callable:

@@ -47,7 +47,8 @@ _INIT, _TEACHER = "config.init.workdir", "config.teacher.workdir"
 # Keys of config.model fixed by imported weights, and cells of its design that are not.
 FIXED = ("name", "variant", "vocab_size", "tokens", "head", "labels", "queries")
 _TRAINING = """
-  core quantization init_stddev residual_init embed_init mlp_dropout shared_dropout attention_dropout
+  core quantization init_stddev kernel_scales residual_init embed_init mlp_dropout shared_dropout no_dropout
+  attention_dropout
 """.split()
 _NEW = ("head/", "scores/", "classes/", "value/")
 _BACKBONE = "backbone/"

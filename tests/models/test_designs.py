@@ -7,12 +7,17 @@ import dataclasses
 import inspect
 
 import families
+import jax
 import pytest
+from flax import nnx
 from test_families import CHECKS, FORMS, same
 
 from t5x_like import slots
+from t5x_like.architectures.build import StackBuilder
 from t5x_like.architectures.design import Design
-from t5x_like.nn import positions
+from t5x_like.errors import UserError
+from t5x_like.nn import params, positions
+from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward import ACTIVATIONS, Experts
 from t5x_like.nn.norm import NORMS
 
@@ -180,3 +185,30 @@ def test_properties(case):
 @cases({"t5": TURNS}, more=TURNS[1:])
 def test_loop_without_activations_is_the_scan_with_them(case):
   same(families.value_and_gradients(case, **{**FORMS[0], "remat": "full"}), families.plain(case))
+
+
+def abstract_block(design, **options):
+  """The parts of a builder of 64 wide blocks, with the deviations of their kernels."""
+  parts = StackBuilder(design, Dims(64, 4, 4, 16, 256, 2), causal=False, **options)
+  return parts, jax.eval_shape(lambda: parts.block(nnx.Rngs(0)))
+
+
+def test_kernels_start_with_the_scales_of_their_variance():
+  _, block = abstract_block(Design(kernel_scales=(0.1, 0.2, 0.3, 0.4)))
+  found = {name: p.stddev**2 for name, p in params.named_params(block).items() if name.endswith("kernel")}
+  attention = dict.fromkeys(("query", "key", "value"), 0.1 / 64) | {"out": 0.2 / 64}
+  expected = {f"self_attention/layer/{n}/kernel": v for n, v in attention.items()}
+  expected |= {"mlp/layer/wi/kernel": 0.3 / 64, "mlp/layer/wo/kernel": 0.4 / 256}
+  assert found == pytest.approx(expected)
+  with pytest.raises(UserError, match="kernel_scales: found .*, expected four numbers"):
+    Design(kernel_scales=(0.1,))
+
+
+@pytest.mark.parametrize("experts", [None, Experts(experts=2, top_k=1)])
+def test_dropout_spares_the_named_places(experts):
+  for spared in ((), ("inputs", "mlp")):
+    parts, block = abstract_block(Design(no_dropout=spared, experts=experts), dropout_rate=0.5)
+    rates = {name: getattr(block, name).dropout.rate for name in block.names}
+    rates["inputs"] = parts.inputs(nnx.Rngs(0)).dropout.rate
+    expected = {name: 0.0 if {"moe": "mlp"}.get(name, name) in spared else 0.5 for name in rates}
+    assert rates == expected and block.self_attention.dropout.rate == 0.5
