@@ -71,7 +71,7 @@ class Experts:
     groups, top_groups, scale, bias_rate: of "sigmoid": number of groups of experts, and of those that a token's experts
       come from; factor of the gates; and the step of the biases that balance the loads.
     dispatch: "dropless" or "capacity"; see `nn.feed_forward.moe`.
-    capacity_factor: slots per choice in the "capacity" dispatch.
+    capacity_factor, eval_capacity_factor: slots per choice in the "capacity" dispatch; None is the same in evaluations.
     balance_loss, z_loss: weights of the two losses of "softmax"; the first also of the one of "sigmoid".
     importance_loss, load_loss: weights of the two losses of "noisy_top_k".
     jitter: training multiplies the router's input by uniform numbers in [1 - jitter, 1 + jitter] (Switch: 0.01).
@@ -89,6 +89,7 @@ class Experts:
   bias_rate: NotNegative = 0.001
   dispatch: Literal["dropless", "capacity"] = "dropless"
   capacity_factor: AboveZero = 1.25
+  eval_capacity_factor: AboveZero | None = None
   balance_loss: NotNegative = 0.01
   z_loss: NotNegative = 0.001
   importance_loss: NotNegative = 0.1

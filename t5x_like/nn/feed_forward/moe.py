@@ -151,7 +151,10 @@ class Moe(Layer):
     """Return (output, number of dropped choices of valid tokens)."""
     B, T, D = x_BTD.shape
     E, k = self.experts.experts, self.experts.top_k
-    C = T if decoding else min(T, math.ceil(self.experts.capacity_factor * T * k / E))
+    factor = self.experts.capacity_factor
+    if key is None:  # evaluation
+      factor = self.experts.eval_capacity_factor or factor
+    C = T if decoding else min(T, math.ceil(factor * T * k / E))
     experts_BkT = jnp.swapaxes(routing.experts_BTk, 1, 2)
     if valid_BT is not None:
       experts_BkT = jnp.where(valid_BT[:, None, :], experts_BkT, E)  # no expert: padding takes no slot

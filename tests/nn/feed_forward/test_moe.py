@@ -127,6 +127,15 @@ def test_full_experts_drop_later_choices(kind):
     np.testing.assert_allclose(aux["moe_dropped"], dropped / choices, rtol=1e-6)
 
 
+def test_evaluations_have_slots_of_their_own():
+  """Training, which has a key, drops as many choices as with its own factor alone."""
+  made = layer(top_k=1, dispatch="capacity", capacity_factor=0.6, eval_capacity_factor=float(E))
+  alone = layer(top_k=1, dispatch="capacity", capacity_factor=0.6)
+  for key, dropped in ((None, 0.0), (jax.random.key(0), float(run(alone, tokens(), context())[1]["moe_dropped"]))):
+    assert float(run(made, tokens(), context(), key)[1]["moe_dropped"]) == dropped
+  assert dropped > 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_dispatches_agree_in_values_and_gradients(kind):
   marks = jnp.asarray(valid_tokens())
