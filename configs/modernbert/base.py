@@ -5,10 +5,10 @@
 
 The first of the paper's phases (section 2.2, and modernbert-base-pretrain.yaml of AnswerDotAI/ModernBERT): rows of
 1,024 tokens in batches of 4,608, 1.719 trillion tokens in all, a constant rate of 8e-4 after 3 billion, betas 0.9 and
-0.98, eps 1e-6, decay 1e-5, 30% of the tokens predicted, rotary base 10,000 in all layers (160,000 of the global ones
-comes with longer rows). The authors take StableAdamW, drop 10% of the outputs of attention and grow the batch from 768
-over 50 billion tokens; this takes AdamW, no dropout and one batch size. 64 accelerators of 40 GB or more. Not run at
-full size here.
+0.98, eps 1e-6, 30% of the tokens predicted, 10% of the outputs of attention dropped, rotary base 10,000 in all layers
+(160,000 of the global ones comes with longer rows). StableAdamW; the authors' decay of 1e-5 is a share of a step at the
+full rate, which is 1.25% of that rate. They grow the batch from 768 over 50 billion tokens; this takes one batch size.
+64 accelerators of 40 GB or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -24,7 +24,7 @@ def get_config():
     "variant": "modernbert-base",
     "vocab_size": 50_432,
     "head": "mlm",
-    "dropout": 0.0,
+    "dropout": 0.1,
     "design": {"position": {"name": "rope", "theta": 10_000.0}},
   }
   config.task = {
@@ -39,7 +39,7 @@ def get_config():
 
   config.batch_size = 4608
   config.total_steps = 364_000
-  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.98, "eps": 1e-6, "weight_decay": 1e-5}
+  config.optimizer = {"name": "stable_adamw", "b1": 0.9, "b2": 0.98, "eps": 1e-6, "weight_decay": 1e-5 / 8e-4}
   config.schedule = {"name": "drops", "learning_rate": 8e-4, "warmup_steps": 636}  # 3 * 10^9 tokens
 
   config.eval_every = 10_000

@@ -27,6 +27,8 @@ DESIGN = Design(
   init_stddev=0.02,
   residual_init=True,
   embed_norm=True,
+  no_dropout=("inputs", "mlp"),
+  attention_dropout="none",
 )
 TOKENS = Tokens(pad=50283, start=50281, eos=50282)  # [PAD], [CLS], [SEP]
 
