@@ -5,9 +5,8 @@
 
 Windows of 4,096 tokens in batches of 1,024, attention across documents; AdamW up to 3e-4 after 2,000 steps, a half
 cosine towards a tenth at 5 trillion tokens, of which 3.9 trillion are run; a z-loss of 1e-5, no decay of token vectors
-(sections 2 and 3, and OLMo2-7B-stage1.yaml of allenai/OLMo, which also decays gains, as this does not). 128
-accelerators or more. The published base model, after its second stage, scores 63.7 on MMLU with 5 shots. Not run at
-full size here.
+but of gains (sections 2 and 3, and OLMo2-7B-stage1.yaml of allenai/OLMo). 128 accelerators or more. The published base
+model, after its second stage, scores 63.7 on MMLU with 5 shots. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -25,7 +24,7 @@ def get_config():
   config.batch_size = 1024
   config.total_steps = 928_646  # 3.9 trillion tokens
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
-  config.optimizer.undecayed = "tables"
+  config.optimizer.undecayed = "embeddings"
   config.schedule = {"name": "cosine", "learning_rate": 3e-4, "warmup_steps": 2_000, "end": 0.1}
   config.schedule.total_steps = 1_192_000  # 5 trillion tokens
   config.clip_norm = 1.0

@@ -4,9 +4,8 @@
   python -m t5x_like.train --config=configs/opt/125m.py --workdir=runs/opt_125m
 
 Batches of 256 windows of 2,048 tokens (0.5 million), AdamW up to 6e-4 over 375 million tokens and linearly down to a
-tenth over 300 billion, weight decay 0.1, dropout 0.1, clipping at 1.0 (section 2 and table 1). The paper spares
-embeddings from dropout, which falls on them here. The paper's corpus is RoBERTa's, the Pile's and Reddit's. Eight
-accelerators or more. Not run at full size here.
+tenth over 300 billion, weight decay 0.1, dropout 0.1 but of embeddings, clipping at 1.0 (section 2 and table 1). The
+paper's corpus is RoBERTa's, the Pile's and Reddit's. Eight accelerators or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults

@@ -25,6 +25,7 @@ DESIGN = Design(
   init_stddev=0.006,
   residual_init=True,
   tied=True,
+  no_dropout=("inputs",),
 )
 POST_NORM = replace(DESIGN, norm_position="post")
 TOKENS = Tokens(pad=1, start=2, eos=2)
