@@ -125,7 +125,7 @@ class ImageEncoder(nnx.Module):
     if any(left) and (variant.edge == "refused" or min(sides(variant.resolution)) < variant.patch):
       found = f"found {variant.resolution} with patches of {variant.patch}"
       raise UserError(f"config.model.resolution: {found}, expected a multiple of the patch")
-    init, E = variant.design.table_init(), variant.class_tokens
+    E, table_init = variant.class_tokens, variant.design.table_init()
     self.backbone = self._backbone(rngs) if variant.backbone else None
     cells, width = (self.backbone.stride, self.backbone.width) if self.backbone else (1, variant.channels)
     if variant.patch % cells:
@@ -135,9 +135,9 @@ class ImageEncoder(nnx.Module):
     inputs = (variant.patch // cells) ** 2 * width
     init, bias = params.fan_in_normal(inputs), variant.patch_bias
     self.patches = Linear((inputs, dims.embed), (None, "embed"), init, rngs, bias=bias)
-    self.tokens = params.param(rngs, init, (E, dims.embed), (None, "embed")) if E else None
+    self.tokens = params.param(rngs, table_init, (E, dims.embed), (None, "embed")) if E else None
     R = variant.registers
-    self.registers = params.param(rngs, init, (R, dims.embed), (None, "embed")) if R else None
+    self.registers = params.param(rngs, table_init, (R, dims.embed), (None, "embed")) if R else None
     deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
     depths = path_depths(self.drop_path_rates, (dims.layers,), 0)
     common = dict(causal=False, deepnorm=deepnorm, grid=variant.grid, depths=depths)

@@ -2,7 +2,9 @@
 
 Radford et al. 2021 (https://arxiv.org/abs/2103.00020), tables 19 and 20. The ViT has a norm before its first block, and
 no bias on its patches; both have pre-norm blocks and an approximate GELU. The state at EOS represents a text of up to
-77 tokens. `models/siglip.py` is trained with a pairwise loss.
+77 tokens. Kernels start as in the authors' code (`initialize_parameters` of openai/CLIP's model.py), which leaves those
+of images to PyTorch: Xavier's deviation for queries, keys and values as one matrix, 1/sqrt(3 fan in) for the others.
+`models/siglip.py` is trained with a pairwise loss.
 """
 
 from dataclasses import replace
@@ -18,17 +20,22 @@ TEXT = Design(
   norm_position="pre",
   activation="quick_gelu",
   biases=("qkv", "out", "mlp"),
-  position={"name": "learned", "length": 77},
+  position={"name": "learned", "length": 77, "stddev": 0.01},
+  kernel_scales=(1.0, 1.0, 0.5, 4.0),
   residual_init=True,
   embed_init=0.02,
 )
-IMAGE = replace(TEXT, position="learned_1d", embed_norm=True)
+IMAGE = replace(
+  TEXT, position="learned_1d", embed_norm=True, kernel_scales=(0.5, 1 / 3, 1 / 3, 1 / 3), residual_init=False
+)
 TOKENS = Tokens(pad=None, start=49_406, eos=49_407)
 
 
 def _clip(width, image, text, patch, resolution=224) -> DualVariant:
   dims = [Dims(embed, heads, heads, embed // heads, 4 * embed, layers) for embed, heads, layers in (image, text)]
-  vision = ImageVariant(dims[0], IMAGE, patch, resolution, head="projection", patch_bias=False)
+  vision = ImageVariant(
+    dims[0], replace(IMAGE, embed_init=image[0] ** -0.5), patch, resolution, head="projection", patch_bias=False
+  )
   return DualVariant(vision, Variant(dims[1], TEXT, 49_408, TOKENS), width)
 
 

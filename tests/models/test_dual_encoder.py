@@ -168,3 +168,20 @@ def test_changes_to_the_design_are_of_both_encoders_and_positions_of_one():
     clip.Model(nnx.Rngs(0), variant=SMALL, design={"position": "rope"})
   with pytest.raises(UserError, match="config.objective.chunks: found 3, expected a divisor of the batch size 16"):
     contrastive.Objective(chunks=3)(model(), batch())
+
+
+def test_kernels_of_clip_start_with_the_deviations_of_its_code():
+  """`initialize_parameters` of openai/CLIP for texts; PyTorch's own for images, as in its `VisionTransformer`."""
+  make = lambda key: clip.Model(nnx.Rngs(params=key), variant="clip-b32")  # noqa: E731
+  found = {name: p.stddev for name, p in params.named_params(jax.eval_shape(make, jax.random.key(0))).items()}
+  text, out, image = 512, 24**-0.5, 768  # twelve layers of two sublayers
+  expected = {"query": text**-0.5, "value": text**-0.5, "out": text**-0.5 * out}
+  expected |= {"wi": (2 * text) ** -0.5, "wo": text**-0.5 * out}
+  images = {"query": (2 * image) ** -0.5, "out": (3 * image) ** -0.5, "wi": (3 * image) ** -0.5}
+  images["wo"] = (12 * image) ** -0.5
+  for encoder, deviations in (("text", expected), ("image", images)):
+    for name, deviation in deviations.items():
+      part = "mlp" if name in ("wi", "wo") else "self_attention"
+      assert found[f"{encoder}/encoder/blocks/{part}/layer/{name}/kernel"] == pytest.approx(deviation), name
+  assert found["image/tokens"] == pytest.approx(image**-0.5) and found["text/embed/table"] == 0.02
+  assert found["text/inputs/position/table"] == 0.01

@@ -9,15 +9,29 @@ from flax import nnx
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.positions import Position
-from t5x_like.slots import Positive
+from t5x_like.slots import AboveZero, Positive
 
 
 class LearnedPosition(Position):
-  """A vector for each of `length` positions; row `offset` holds position 0 (BART and RoBERTa reserve two rows)."""
+  """A vector for each of `length` positions; row `offset` holds position 0 (BART and RoBERTa reserve two rows).
+
+  Args:
+    stddev: initial standard deviation; None for that of the token table.
+  """
 
   place = "inputs"
 
-  def __init__(self, rngs: nnx.Rngs, width: int, init: Callable, *, length: Positive = 512, offset: int = 0):
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    width: int,
+    init: Callable,
+    *,
+    length: Positive = 512,
+    offset: int = 0,
+    stddev: AboveZero | None = None,
+  ):
+    init = init if stddev is None else params.normal(stddev)
     self.table = params.param(rngs, init, (length + offset, width), (None, "embed"))
     self.length = length
     self.offset = offset
