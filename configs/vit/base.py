@@ -4,7 +4,8 @@
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
 300 epochs of 1,281,167 images at batch 4096, parts of the images at 224 x 224 and their mirror images; Adam up to 3e-3
-over 10,000 steps and down a cosine to 0, decay 0.3, dropout 0.1, gradients clipped to norm 1. `:large` and `:huge` are
+over 10,000 steps and down a cosine to 0, decay 0.3, dropout 0.1, gradients clipped to norm 1, kernels of Xavier's
+deviation (models_vit.py of google-research/vision_transformer; normal here, uniform there). `:large` and `:huge` are
 ViT-L/16 and ViT-H/14, `:hybrid` is R50+ViT-B/16, whose patches are cells of a ResNet's map. Another resolution:
 --config.init.workdir=runs/vit_b16 --config.model.resolution=384 --config.task.resolution=384. Expected of B/16 after
 fine-tuning at 384: 77.9 % top-1 (table 5). 32 chips of TPU v3 or more. Not run at full size here.
@@ -25,6 +26,7 @@ def get_config(size: Literal["base", "large", "huge", "hybrid"] = "base"):
 
   head = {"name": "image_classification", "hidden": True}
   config.model = {"name": "vit", "variant": _SIZES[size], "head": head, "dropout": 0.1}
+  config.model.design = {"kernel_scales": (1.0, 1.0, 0.4, 1.6)}
   if size == "huge":  # 64 images on a chip of 16 GB
     kept = ["query", "key", "value", "attention_out", "mlp_hidden"]
     config.model.remat, config.mesh = {"name": "save", "names": kept}, {"fsdp": -1}

@@ -4,12 +4,13 @@
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
 800 epochs of ImageNet at batch 4096 and 224 x 224; AdamW with decay 0.05 up to 2.4e-3 over 40 epochs and down a cosine
-to 0. `few_shot` scores a ridge regression on the frozen features. configs/vit/mae_classify.py fine-tunes, or trains a
-linear probe. Expected after 1600 epochs, fine-tuned (table 3): B 83.6, L 85.9, H 86.9 % top-1. Of B after fewer epochs,
-fine-tuned and with a linear probe (open-mmlab/mmpretrain, configs/mae, not the authors): 300 epochs 83.1 and 60.8, 400
-epochs 83.3 and 62.5, 800 epochs 83.3 and 65.1, 1600 epochs 83.5 and 67.1 %. The authors publish none after 10, 50 or
-90. B planned for 32 chips of v5e (`--topology=v5e:4x8`): 8.0 of 17.2 GB a chip, at least 0.16 s a step and 11 hours for
-800 epochs. Not run at full size here.
+to 0; kernels of Xavier's deviation, for queries, keys and values as one matrix. `few_shot` scores a ridge regression on
+the frozen features. configs/vit/mae_classify.py fine-tunes, or trains a linear probe. Expected after 1600 epochs,
+fine-tuned (table 3): B 83.6, L 85.9, H 86.9 % top-1. Of B after fewer epochs, fine-tuned and with a linear probe
+(open-mmlab/mmpretrain, configs/mae, not the authors): 300 epochs 83.1 and 60.8, 400 epochs 83.3 and 62.5, 800 epochs
+83.3 and 65.1, 1600 epochs 83.5 and 67.1 %. The authors publish none after 10, 50 or 90. B planned for 32 chips of v5e
+(`--topology=v5e:4x8`): 8.0 of 17.2 GB a chip, at least 0.16 s a step and 11 hours for 800 epochs. Not run at full size
+here.
 """
 
 from typing import Literal
@@ -28,7 +29,8 @@ LAPTOP = {
 def get_config(size: Literal["base", "large", "huge"] = "base"):
   config = defaults()
 
-  config.model = {"name": "vit", "variant": _SIZES[size], "design": {"position": "sinusoidal_2d"}}
+  config.model = {"name": "vit", "variant": _SIZES[size]}
+  config.model.design = {"position": "sinusoidal_2d", "kernel_scales": (0.5, 1.0, 0.4, 1.6)}
   config.model.head = {"name": "reconstruction", "depth": 8, "embed": 512, "heads": 16, "mlp": 2048}
   config.model.remat = "full" if size == "huge" else "none"
   config.task = {
