@@ -19,6 +19,8 @@ ids, where BERT's code draws from the whole vocabulary. The modes choose, within
   tokens of a span are masked, replaced or kept together.
 - `ngrams`: ALBERT (Lan et al. 2020, section 4.1): the same with n-grams of up to three words, P(n) proportional to 1/n.
   They may touch, and each token is masked, replaced or kept by itself.
+- `token_spans`: XLNet (Yang et al. 2019, section 3.1): the same with up to five tokens in place of words. The paper
+  does not give P(l), which is proportional to 1/l in `_sample_mask` of its code, where spans begin with a word.
 
 Worked example, budget 2, mask 9: [101, 5, 6, 7, 102] with 6 and 7 chosen, 6 masked and 7 kept gives inputs
 [101, 5, 9, 7, 102], targets [0, 0, 6, 7, 0], weights [0, 0, 1, 1, 0].
@@ -37,11 +39,12 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary, special
 
-Mode = Literal["tokens", "words", "spans", "ngrams"]
+Mode = Literal["tokens", "words", "spans", "ngrams", "token_spans"]
 GEOMETRIC_P, MAX_SPAN_WORDS = 0.2, 10
-LENGTHS = {  # by mode: shares of spans of 1, 2, … words
+LENGTHS = {  # by mode: shares of spans of 1, 2, … words, or tokens
   "spans": GEOMETRIC_P * (1 - GEOMETRIC_P) ** np.arange(MAX_SPAN_WORDS),
   "ngrams": 1.0 / np.arange(1, 4),
+  "token_spans": 1.0 / np.arange(1, 6),
 }
 
 
@@ -114,9 +117,8 @@ class Masking:
     elif self.mode == "words":
       chosen_BL = self._words(self._word_starts(marks_BL, maskable_BL), maskable_BL, budget_B, key_B)
     else:
-      chosen_BL, starts_BL, ends_BL = self._spans(
-        self._word_starts(marks_BL, maskable_BL), maskable_BL, budget_B, key_B
-      )
+      words_BL = self._word_starts(marks_BL, maskable_BL) | (self.mode == "token_spans")
+      chosen_BL, starts_BL, ends_BL = self._spans(words_BL, maskable_BL, budget_B, key_B)
       if self.mode == "spans":
         spans = {"span_starts": starts_BL, "span_ends": ends_BL}
         kind = tf.gather(kind, starts_BL, batch_dims=1)

@@ -98,7 +98,8 @@ def task(
   Args:
     length: of every feature, special tokens included.
     input_format: see above.
-    masking: `tokens`, `words` (whole words), `spans` (SpanBERT) or `ngrams` (ALBERT); see `preprocessors/masking.py`.
+    masking: `tokens`, `words` (whole words), `spans` (SpanBERT), `ngrams` (ALBERT) or `token_spans` (XLNet); see
+      `preprocessors/masking.py`.
     rate: share of the tokens that are predicted.
     mask_share, random_share: shares of the predicted tokens that become the mask and a random token.
     static_copies: masks per example, used in turn from epoch to epoch; None draws a new mask each time.

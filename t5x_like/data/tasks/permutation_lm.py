@@ -8,8 +8,8 @@ prediction and from those before it.
 Worked example: of [CLS] a b c d [SEP], with b predicted after d, the order is [0, 0, 2, 0, 1, 0]. d is predicted from
 [CLS], a, c and [SEP], and b from these and d.
 
-Special tokens are never predicted, as in the authors' code. It also chooses spans of 1 to 5 tokens for the base model;
-`masking="spans"` has SpanBERT's lengths instead.
+Special tokens are never predicted, as in the authors' code. `masking="token_spans"` chooses spans of 1 to 5 tokens, as
+it does.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def masked(masking, tokens, seed=0):
   return {name: x.numpy() for name, x in masking(tf.constant(tokens), keys(len(tokens), seed)).items()}
 
 
-@pytest.mark.parametrize("mode", ["tokens", "words", "spans", "ngrams"])
+@pytest.mark.parametrize("mode", ["tokens", "words", "spans", "ngrams", "token_spans"])
 def test_what_is_chosen_is_ordinary_within_the_budget_and_can_be_restored(mode):
   tokens = rows(400, 128)
   out = masked(Masking(VOCABULARY, 128, mode), tokens)
@@ -223,6 +223,15 @@ def test_ngrams_are_whole_words_that_may_touch_and_meet_fates_of_their_own():
     runs += [len(x) for x in run]
     apart += sum(len(set((out["inputs"][row, slice(*w)] == MASK).tolist())) for w in words if chosen[row, w[0]])
   assert max(runs) > 3 and 1.2 < np.mean(runs) < 2.5 and apart > len(runs)
+
+
+def test_spans_of_tokens_begin_and_end_within_words():
+  tokens = rows(300, 256, seed=7, word=3.0)
+  chosen = masked(Masking(VOCABULARY, 256, "token_spans", 1 / 6), tokens)["weights"] > 0
+  cut = sum(0 < chosen[row, slice(*w)].sum() < w[1] - w[0] for row in range(300) for w in word_bounds(tokens[row]) if w)
+  begins = (np.diff(np.pad(chosen, [[0, 0], [1, 0]]).astype(int), axis=1) == 1).sum()
+  drawn = np.array([60, 30, 20, 15, 12]) / 137  # P(l) of 1 to 5; spans may touch
+  assert cut > 0.5 * begins and np.arange(1, 6) @ drawn < chosen.sum() / begins < 3.2
 
 
 def test_spans_in_a_row_have_the_lengths_drawn_and_may_lie_up_to_the_end_of_the_text():
