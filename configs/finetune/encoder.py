@@ -7,8 +7,8 @@ The argument is a task of a suite; with `official` it is read from its official 
 the TensorFlow dataset. `init.workdir` is a run of pretraining, ours or made by `tools.convert_hf`; it gives the
 architecture and the vocabulary, and without it the model is trained from scratch. AdamW, 32 examples, 3 epochs, a tenth
 of them to warm up, the best checkpoint on the dev set. The paper takes the best of the rates 5e-5 to 2e-5. `,electra`
-has 1e-4 and 0.8 of a layer's rate for the one below it (Clark et al., table 7, base size; RTE and STS-B take 10
-epochs), `,roberta` has 1e-5, the lowest rate of Liu et al. 2019, table 10, 10 epochs, 6 % of them to warm up, decay
+has 1e-4, 0.8 of a layer's rate for the one below it, and 10 epochs of RTE and STS-B, 2 of SQuAD (Clark et al., table 7,
+base size), `,roberta` has 1e-5, the lowest rate of Liu et al. 2019, table 10, 10 epochs, 6 % of them to warm up, decay
 0.1, b2 0.98 and no clipping. Expected of BERT base: SST-2 93.5, CoLA 52.1. `python -m t5x_like.evaluate --suite=glue`
 runs a whole table. Not run at full size here.
 """
@@ -20,6 +20,7 @@ from t5x_like.config import defaults
 
 _TASKS = suites.learned_as("encoder")
 LAPTOP = {"schedule.learning_rate": 3e-4}
+_ELECTRA_EPOCHS = {"glue/rte": 10, "glue/stsb": 10, "squad/squad": 2, "squad/squad_v2": 2}
 
 
 def get_config(
@@ -32,7 +33,8 @@ def get_config(
   suites.apply(config, _TASKS[task], _TASKS[task].encoder, official)
 
   config.batch_size = 32
-  config.total_steps = max(1, (10 if roberta else 3) * _TASKS[task].examples // 32)
+  epochs = 10 if roberta else _ELECTRA_EPOCHS.get(task, 3) if electra else 3
+  config.total_steps = max(1, epochs * _TASKS[task].examples // 32)
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-6, "weight_decay": 0.01}
   rate, warmup = 3e-5, max(1, config.total_steps // 10)
   config.clip_norm = 1.0
