@@ -93,6 +93,17 @@ CASES = {  # ours, and optax's for one layer
       optax.masked(optax.inject_hyperparams(optax.add_decayed_weights)(lambda t: -(RATE(t) ** 2)), matrices),
     ),
   ),
+  "momentum_adafactor": (
+    OPTIMIZERS["momentum_adafactor"](RATE, b2=0.3, momentum=0.8, mu_dtype="float32", weight_decay=0.1),
+    optax.chain(
+      optax.scale_by_factored_rms(
+        min_dim_size_to_factor=32, decay_rate_fn=lambda t, c: jnp.minimum(0.3, 1 - (t + 1.0) ** -c)
+      ),
+      optax.ema(0.8, debias=False),
+      optax.add_decayed_weights(0.1, matrices),
+      optax.scale_by_learning_rate(RATE),
+    ),
+  ),
   "lars": (
     OPTIMIZERS["lars"](RATE, weight_decay=0.1, trust_coefficient=0.01),
     optax.lars(RATE, 0.1, matrices, 0.01, trust_ratio_mask=matrices),
