@@ -4,16 +4,20 @@
   python -m t5x_like.train --config=configs/modernbert/base.py --workdir=runs/modernbert_base
 
 The first of the paper's phases (section 2.2, and modernbert-base-pretrain.yaml of AnswerDotAI/ModernBERT): rows of
-1,024 tokens in batches of 4,608, 1.719 trillion tokens in all, a constant rate of 8e-4 after 3 billion, betas 0.9 and
-0.98, eps 1e-6, 30% of the tokens predicted, 10% of the outputs of attention dropped, rotary base 10,000 in all layers
-(160,000 of the global ones comes with longer rows). StableAdamW; the authors' decay of 1e-5 is a share of a step at the
-full rate, which is 1.25% of that rate. They grow the batch from 768 over 50 billion tokens; this takes one batch size.
-64 accelerators of 40 GB or more. Not run at full size here.
+1,024 tokens in batches that grow from 768 to 4,608 over 50 billion tokens, here in five steps, there by a row at a
+time; 1.719 trillion tokens in all, a constant rate of 8e-4 after 3 billion, betas 0.9 and 0.98, eps 1e-6, 30% of the
+tokens predicted, 10% of the outputs of attention dropped, rotary base 10,000 in all layers (160,000 of the global ones
+comes with longer rows). StableAdamW; the authors' decay of 1e-5 is a share of a step at the full rate, which is 1.25%
+of that rate. 64 accelerators of 40 GB or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults
 
-LAPTOP = {"model.design": {"init_stddev": 0.06}}  # positions are rotary already
+_RAMP = range(768, 4_608, 768)  # batch sizes of the first 50 billion tokens, each for as many steps
+LAPTOP = {
+  "model.design": {"init_stddev": 0.06},  # positions are rotary already
+  "phases": {f"batch_{size}": {"until": n, "batch_size": 8} for n, size in enumerate(_RAMP, 1)},
+}
 
 
 def get_config():
@@ -38,9 +42,10 @@ def get_config():
   config.objective = {"name": "mlm"}
 
   config.batch_size = 4608
-  config.total_steps = 364_000
+  config.phases = {f"batch_{size}": {"until": 4_239 * n, "batch_size": size} for n, size in enumerate(_RAMP, 1)}
+  config.total_steps = 374_900
   config.optimizer = {"name": "stable_adamw", "b1": 0.9, "b2": 0.98, "eps": 1e-6, "weight_decay": 1e-5 / 8e-4}
-  config.schedule = {"name": "drops", "learning_rate": 8e-4, "warmup_steps": 636}  # 3 * 10^9 tokens
+  config.schedule = {"name": "drops", "learning_rate": 8e-4, "warmup_steps": 3_815}  # 3 * 10^9 tokens
 
   config.eval_every = 10_000
   config.evals = {"loss": {"max_examples": 16_384}, "samples": {}}
