@@ -7,8 +7,9 @@
 and random parts; AdamW at 1e-4, 1e-5 for the backbone, a tenth of both after 400 epochs, decay 1e-4, dropout 0.1,
 gradients clipped to norm 0.1. Batch norm, the stem and the first stage stay as they are, so a run begins with a trained
 ResNet: --config.init.workdir=runs/imported, a workdir with the weights of a DETR of Hugging Face. `:resnet101` is the
-larger one. Expected: AP 42.0 of ResNet-50, 43.5 of ResNet-101 (table 1). 300 epochs took the authors 3 days on 16 V100.
-All parameters decay, as in their code. Not run at full size here.
+larger one. All parameters decay, and the Transformer's kernels have Xavier's deviations, for queries, keys and values
+as one matrix, as in the authors' code. Expected: AP 42.0 of ResNet-50, 43.5 of ResNet-101 (table 1). 300 epochs took
+the authors 3 days on 16 V100. Not run at full size here.
 """
 
 from typing import Literal
@@ -24,6 +25,7 @@ def get_config(size: Literal["resnet50", "resnet101"] = "resnet50"):
   config = defaults()
 
   config.model = {"name": "detr", "variant": _SIZES[size], "dropout": 0.1}
+  config.model.design = {"kernel_scales": (0.5, 1.0, 2 / 9, 16 / 9)}
   config.task = {
     "name": "object_detection",
     "source": "coco:train=annotations/instances_train2017.json,validation=annotations/instances_val2017.json",
