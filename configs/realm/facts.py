@@ -8,9 +8,8 @@ The first command warms up the retriever by the inverse cloze task: find the pas
 second trains both by the marginal likelihood of answers to four fifths of the questions, and asks the others. The third
 reads no passage, and can only guess: one of 100 values is right.
 
-Measured, one seed, with `--config.task.source=facts:900 --config.task.passages=facts:900 --config.task.retrieved=3`
-(and `cloze:facts:900`, 160 steps of warm-up, 900 steps planned): of 201 held-out questions, 87 % are right at step 600
-and 99.5 % at step 750, in 35 and 175 CPU seconds. Not run with 2,000 facts.
+Measured with three seeds: of 423 held-out questions, 100, 100 and 99.8 % are right after 1,000 steps, each in 5 CPU
+minutes, warm-up included. Without passages it is 1.4, 0.7 and 1.7 %.
 """
 
 from typing import Literal
