@@ -111,7 +111,7 @@ class StackBuilder:
     turns = range(self.period)
     named = {f"{n}_{t}" if self.period > 1 else n: x for t in turns for n, x in self._layer(t, rngs).items()}
     quantization, package = self.design.quantization, "t5x_like.nn.quantization"
-    return slots.make("config.model.design.quantization", quantization, package, "make")(Block(**named))
+    return slots.make("config.model.design.quantization", quantization, package, "make")(Block(self.period, **named))
 
   @cached_property
   def schemes(self) -> tuple[str | dict, ...]:

@@ -1,5 +1,7 @@
 """A block: named sublayers, each inside a residual connection."""
 
+from functools import partial
+
 import jax
 
 from t5x_like.nn.dims import NO_DROPOUT, Dropout, subkey
@@ -46,20 +48,30 @@ class Residual(Layer):
 
 
 class Block(Layer):
-  """Named sublayers, applied in order."""
+  """Named sublayers, applied in order: one layer of the model or several (`turns`) with as many sublayers each."""
 
-  def __init__(self, **sublayers: Layer):
-    self.names = tuple(sublayers)
+  def __init__(self, turns: int = 1, /, **sublayers: Layer):
+    self.names, self.turns = tuple(sublayers), turns
     for name, sublayer in sublayers.items():
       setattr(self, name, sublayer)
 
-  def __call__(self, x_BTD: jax.Array, context, cache: dict | None, key: jax.Array | None):
-    aux, caches = {}, {}
-    for index, name in enumerate(self.names):
-      layer_cache = None if cache is None else cache[name]
-      x_BTD, layer_aux, caches[name] = getattr(self, name)(x_BTD, context, layer_cache, subkey(key, index))
-      collect(aux, name, layer_aux)
+  def __call__(self, x_BTD: jax.Array, context, cache: dict | None, key: jax.Array | None, wrap=lambda layer: layer):
+    aux, caches, size = {}, {}, len(self.names) // self.turns
+    for first in range(0, len(self.names), size):
+      layer = partial(self._layer, range(first, first + size), context, cache, key)
+      x_BTD, more, kept = wrap(layer)(x_BTD)
+      caches |= kept
+      for name, layer_aux in more.items():
+        collect(aux, name, layer_aux)
     return x_BTD, aux, (None if cache is None else caches)
+
+  def _layer(self, places: range, context, cache: dict | None, key: jax.Array | None, x_BTD: jax.Array):
+    aux, caches = {}, {}
+    for place in places:
+      name = self.names[place]
+      layer_cache = None if cache is None else cache[name]
+      x_BTD, aux[name], caches[name] = getattr(self, name)(x_BTD, context, layer_cache, subkey(key, place))
+    return x_BTD, aux, caches
 
   def start_cache(self, start: CacheStart) -> dict:
     return {name: getattr(self, name).start_cache(start) for name in self.names}

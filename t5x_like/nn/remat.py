@@ -56,7 +56,7 @@ def dots() -> Remat:
 
 
 def full() -> Remat:
-  """Keep the input of each block."""
+  """Keep the input of each layer."""
   return Remat("named")
 
 

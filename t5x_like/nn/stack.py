@@ -105,18 +105,21 @@ class Stack(nnx.Module):
 
   def _run(self, blocks: tuple, x_BTD: jax.Array, context: Context, key: jax.Array | None, remat: Remat, cache=None):
     """Run some of the blocks, with their depths, in order; return like `__call__`, but with `aux` per layer."""
-    keys_L = None if key is None else jax.random.split(key, jax.tree.leaves(blocks)[0].shape[0])
+    repeats = jax.tree.leaves(blocks)[0].shape[0]
+    keys_L = None if key is None else jax.random.split(key, repeats)
+    # A scan of one block is no loop in the compiled program either.
+    wrap = partial(remat.wrap, prevent_cse=self.layers == "loop" or repeats == 1)
 
     def body(x_BTD, layer):
       (block, depth), layer_cache, layer_key = layer
       here = dataclasses.replace(context, depth=depth)
-      x_BTD, aux, layer_cache = block(x_BTD, here, layer_cache, layer_key)
+      x_BTD, aux, layer_cache = block(x_BTD, here, layer_cache, layer_key, wrap)
       return x_BTD, (aux, layer_cache)
 
-    x_BTD, (aux_L, cache) = self.over(body, x_BTD, (blocks, cache, keys_L), remat)
+    x_BTD, (aux_L, cache) = self.over(body, x_BTD, (blocks, cache, keys_L))
     return x_BTD, aux_L, cache
 
-  def over(self, body: Callable, carry, layers, remat: Remat):
+  def over(self, body: Callable, carry, layers, remat: Remat = NONE):
     """Do the work of `jax.lax.scan` over layers, in the stack's way; `remat` wraps the body."""
     run = jax.lax.scan if self.layers == "scan" else _loop
     return run(remat.wrap(body, prevent_cse=self.layers == "loop"), carry, layers)
@@ -142,7 +145,7 @@ class Stack(nnx.Module):
     """Return a stack that shares this one's parameters, without some sublayers and with attributes changed."""
     kept = {name: getattr(self.blocks, name) for name in self.blocks.names if name not in names}
     other = copy.copy(self)
-    for name, value in {"blocks": Block(**kept), **changes}.items():
+    for name, value in {"blocks": Block(self.blocks.turns, **kept), **changes}.items():
       setattr(other, name, value)
     return other
 

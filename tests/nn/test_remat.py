@@ -1,0 +1,24 @@
+"""Layers that differ are recomputed one at a time: a block that holds several would keep all of their activations."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from t5x_like.models import gemma3
+
+
+@pytest.mark.parametrize("layers, joined", [(12, True), (6, False)])
+def test_each_layer_of_a_period_is_a_region_of_its_own(layers, joined):
+  tiny = gemma3.VARIANTS["tiny"]
+  variant = dataclasses.replace(tiny, dims=dataclasses.replace(tiny.dims, layers=layers))
+  model = jax.eval_shape(lambda: gemma3.Model(nnx.Rngs(0), variant=variant, remat="full"))
+  ids_BT = jnp.zeros((2, 8), jnp.int32)
+  names = ("decoder_input_tokens", "decoder_positions", "decoder_segment_ids")
+  traced = jax.make_jaxpr(lambda model: model.outputs(dict.fromkeys(names, ids_BT)))(model)
+  (scan,) = (equation for equation in traced.jaxpr.eqns if equation.primitive.name == "scan")
+  regions = [one for one in scan.params["jaxpr"].jaxpr.eqns if one.primitive.name == "remat2"]
+  # A scan of one block is no loop once it is compiled: recomputing would be joined with the forward pass.
+  assert [not one.params["prevent_cse"] for one in regions] == [joined] * 6
