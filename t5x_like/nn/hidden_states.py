@@ -49,6 +49,6 @@ class _Recording(nnx.Module):
   def __init__(self, block: Block):
     self.block = block
 
-  def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
-    x_BTD, aux, _ = self.block(x_BTD, context, cache, key)
+  def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None, wrap):
+    x_BTD, aux, _ = self.block(x_BTD, context, cache, key, wrap)
     return x_BTD, aux, x_BTD

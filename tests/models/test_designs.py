@@ -108,7 +108,16 @@ DESIGNS = {  # design, and the heads that share keys and values
     ),
     4,
   ),
-  "shaw_post": (Design(norm_position="post", position={"name": "shaw", "clip": 3}, activation="relu"), 2),
+  "shaw_post": (
+    Design(
+      norm_position="post",
+      position={"name": "shaw", "clip": 3},
+      activation="relu",
+      kernel_scales=(0.5, 1.0, 0.25, 2.0),
+      no_dropout=("inputs",),
+    ),
+    2,
+  ),
   "shaw_keys_softcap": (Design(position={"name": "shaw", "clip": 2, "values": False}, softcap=4.0, qk_norm=True), 4),
   "relative_own_sandwich": (
     Design(
