@@ -15,7 +15,7 @@ from typing import Any
 
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.sources import Source
-from t5x_like.corpora.sources._files import _SPLIT_WORDS
+from t5x_like.corpora.sources._files import SPLIT_WORDS
 from t5x_like.errors import UserError
 
 _FEW = 1000  # of more documents, none is cut
@@ -59,7 +59,7 @@ class Part:
 
 def names(source: Source, fraction: float) -> list[str]:
   """Return the splits of a source, and `validation` if train lends it `fraction` of its documents."""
-  held_out = any(_SPLIT_WORDS.get(split.lower()) == "validation" for split in source.splits)  # as `valid` or `dev`
+  held_out = any(SPLIT_WORDS.get(split.lower()) == "validation" for split in source.splits)  # as `valid` or `dev`
   lends = fraction and "train" in source.splits and not held_out
   return [*source.splits, *(["validation"] if lends else [])]
 

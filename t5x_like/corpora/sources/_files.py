@@ -15,8 +15,8 @@ from t5x_like.files.places import is_remote, place
 
 LONGEST = 2**27  # maximum bytes of a line, or of a file that is one text; longer texts are skipped and counted
 
-_SPLIT_WORDS = {"train": "train", "training": "train", "test": "test"}  # in names of files -> the split
-_SPLIT_WORDS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
+SPLIT_WORDS = {"train": "train", "training": "train", "test": "test"}  # in names of files -> the split
+SPLIT_WORDS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 _PIECE = 2**20
 _SPLIT_NAME = re.compile(r"(?:^|,)([A-Za-z][A-Za-z0-9_]*)=")
 
@@ -234,6 +234,6 @@ def _name(format: str, files: list[str]) -> str:
   """
   files = [globs.absolute(path) for path in files]
   word = os.path.basename(files[0]).split(".")[0]
-  if len(files) > 1 or word in _SPLIT_WORDS:
+  if len(files) > 1 or word in SPLIT_WORDS:
     word = os.path.basename(os.path.commonpath([os.path.dirname(path) for path in files]))
   return re.sub(r"[^A-Za-z0-9_.-]+", "_", word).strip("_.-") or format

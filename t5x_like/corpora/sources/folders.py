@@ -15,7 +15,7 @@ from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, _archives
 from t5x_like.corpora.sources import Source as Base
-from t5x_like.corpora.sources._files import _SPLIT_WORDS, _patterns
+from t5x_like.corpora.sources._files import SPLIT_WORDS, _patterns
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs
 from t5x_like.files.places import place
@@ -38,7 +38,7 @@ class Source(Base):
     self._classes = tuple(sorted({_class(name) for files in self._files.values() for name in files.values()}))
     self.splits = tuple(self._files)
     above = [part for part in globs.absolute(next(iter(folders.values()))[0]).split("/") if part]
-    self.name = above[-2] if len(above) > 1 and above[-1] in _SPLIT_WORDS else above[-1]
+    self.name = above[-2] if len(above) > 1 and above[-1] in SPLIT_WORDS else above[-1]
 
   def classes(self, field: str) -> tuple[str, ...]:
     return self._classes
@@ -70,10 +70,10 @@ def _splits_inside(folder: str) -> dict[str, list[str]]:
     below = _below(folder)
     inside = {name.split("/")[0]: f"{folder}/{name.split('/')[0]}" for name in below}
     deeper = all(name.count("/") >= 2 for name in below)
-    return _by_split(inside) if deeper and {name.lower() for name in inside} <= _SPLIT_WORDS.keys() else {}
+    return _by_split(inside) if deeper and {name.lower() for name in inside} <= SPLIT_WORDS.keys() else {}
   found = globs.matches(f"{glob.escape(folder)}/*")
   inside = {os.path.basename(path): path for path in found if globs.kind(path) == "directory"}
-  if not inside or not {name.lower() for name in inside} <= _SPLIT_WORDS.keys():
+  if not inside or not {name.lower() for name in inside} <= SPLIT_WORDS.keys():
     return {}
   if not any(globs.kind(path) == "directory" for path in globs.matches(f"{glob.escape(folder)}/*/*")):
     return {}
@@ -83,7 +83,7 @@ def _splits_inside(folder: str) -> dict[str, list[str]]:
 def _by_split(inside: dict[str, str]) -> dict[str, list[str]]:
   found: dict[str, list[str]] = {}
   for name, path in sorted(inside.items()):
-    found.setdefault(_SPLIT_WORDS[name.lower()], []).append(path)
+    found.setdefault(SPLIT_WORDS[name.lower()], []).append(path)
   return dict(sorted(found.items(), key=lambda one: ["train", "validation", "test"].index(one[0])))
 
 
@@ -94,8 +94,8 @@ def _class(name: str) -> str:
 def _check_classes(folder: str, names: Iterable[str]) -> None:
   """Refuse to take the folder of a split for a class: one with the name of a split, and with folders alone."""
   lies = {_class(name) for name in names if name.count("/") == 1}
-  if splits := sorted({_class(name) for name in names if _class(name).lower() in _SPLIT_WORDS} - lies):
-    given = ",".join(f"{_SPLIT_WORDS[name.lower()]}={folder}/{name}" for name in splits)
+  if splits := sorted({_class(name) for name in names if _class(name).lower() in SPLIT_WORDS} - lies):
+    given = ",".join(f"{SPLIT_WORDS[name.lower()]}={folder}/{name}" for name in splits)
     raise UserError(
       f"source folders:{folder}: found {', '.join(splits)} beside other folders; name the folders of the splits, as"
       f" folders:{given}, or write folders:train={folder} if they are classes"
