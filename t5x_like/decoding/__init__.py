@@ -2,7 +2,9 @@
 
 Read it from the bottom up; each line imports only from the lines above it:
 
-  sampling         transforms of the logits: temperature, top-k, top-p, penalties
+  sampling         transforms of the logits: temperature, top-k, top-p, forced tokens, the least length
+  penalties        transforms that read the tokens so far: repetitions, banned words
+  stops            ends of rows at strings of text
   cpu unrolled     a model's layers and kernels, made ready once for a loop over tokens
   generate         greedy search and sampling
   rollouts         completions in the rows that a model is then trained on

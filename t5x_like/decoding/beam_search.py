@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from t5x_like.decoding.generate import Batch, begin, of_memory, parts
 from t5x_like.decoding.sampling import Step, Transform, apply, greatest, is_in
+from t5x_like.decoding.stops import StopStrings
 from t5x_like.errors import UserError
 from t5x_like.parallel.constrain import constrain
 
@@ -103,6 +104,7 @@ def beam_search(
   rule: Attainable = Attainable(),  # noqa: B008
   transforms: Sequence[Transform] = (),
   eos: Sequence[int] | None = None,
+  stop: StopStrings | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Search for the best `beams` sequences; return them best first.
 
@@ -110,7 +112,7 @@ def beam_search(
   reorders only the decoder's own cache.
 
   Args:
-    model, batch, max_length, eos: as for `generate.greedy`.
+    model, batch, max_length, eos, stop: as for `generate.generate`.
     beams: K, the number of sequences kept at every step and returned.
     length_penalty: `GnmtPenalty(alpha)`, `PowerPenalty(power)` or None.
     rule: `Attainable()` or `Transformers(early_stopping)`.
@@ -128,7 +130,8 @@ def beam_search(
   start = begin(model, batch, max_length, eos)
   changing, join = parts(jax.tree_util.tree_map_with_path(lambda path, x: _spread(path, x, K), start.state))
   B = start.last_B1.shape[0]
-  C = min((1 + len(start.eos)) * K, K * V)  # enough to include K that do not end
+  ends = len(start.eos) or int(stop is not None)
+  C = min((1 + ends) * K, K * V)  # enough to include K that do not end; with `stop`, usually enough
 
   def more(carry):
     *_, open_B, index = carry
@@ -137,12 +140,15 @@ def beam_search(
   def step(carry):
     changing, last_BK, running, running_BK, done, done_BK, open_B, index = carry
     logits_MV, state = start.next_logits(last_BK.reshape(B * K, 1), join(changing), index)
-    scores_MV = apply(transforms, jax.nn.log_softmax(logits_MV, axis=-1), Step(index, L, start.eos))
+    progress = Step(index, L, start.eos, start.prompt_BP, running)
+    scores_MV = apply(transforms, jax.nn.log_softmax(logits_MV, axis=-1), progress)
     scores_BKV = running_BK[..., None] + scores_MV.reshape(B, K, V)
     best_BC, at_BC = _best(constrain(scores_BKV.reshape(B, K * V), "batch", None), C)
     parent_BC, token_BC = at_BC // V, at_BC % V
     candidates = jax.lax.dynamic_update_slice(_pick(running, parent_BC), token_BC[..., None], (0, 0, index))
     ended_BC, length = is_in(token_BC, start.eos), (index + 1).astype(jnp.float32)
+    if stop is not None:
+      ended_BC |= stop(candidates.reshape(B * C, L), index).reshape(B, C)
 
     finishing_BC = rule.finishing(ended_BC, K, index == L - 1) & open_B[:, None]
     finished_BC = jnp.where(finishing_BC, best_BC / penalty(length), -jnp.inf)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.decoding.sampling import Step, Transform, apply, greatest, is_in
+from t5x_like.decoding.stops import StopStrings
 from t5x_like.decoding.unrolled import for_decoding
 from t5x_like.errors import UserError
 from t5x_like.nn.decode import DecodeState
@@ -93,11 +94,13 @@ def generate(
   max_length: int,
   transforms: Sequence[Transform] = (),
   eos: Sequence[int] | None = None,
+  stop: StopStrings | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Generate token by token, each chosen from the transformed logits.
 
   Args:
     choose: `(scores_BV, step) -> int [B]`, `likeliest` or `drawn(keys)`.
+    stop: strings whose completion ends a row, as `eos` does.
     model, batch, max_length, transforms, eos: as for `greedy`.
   Returns:
     (int32 [B, max_length] as `greedy`, float32 [B, max_length] log-probabilities of the new tokens, including the end
@@ -113,7 +116,7 @@ def generate(
   def advance(carry):
     tokens_BT, log_p_BT, last_B1, changing, ended_B, index = carry
     logits_BV, state = start.next_logits(last_B1, join(changing), index)
-    step = Step(index, max_length, start.eos)
+    step = Step(index, max_length, start.eos, start.prompt_BP, tokens_BT)
     chosen_B = choose(apply(transforms, logits_BV, step), step).astype(jnp.int32)
     log_p_B1 = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], axis=1)
     log_p_B1 = constrain(jnp.where(ended_B[:, None], 0.0, log_p_B1), "batch", None)
@@ -121,7 +124,9 @@ def generate(
     next_B1 = constrain(next_B[:, None], "batch", None)
     tokens_BT = jax.lax.dynamic_update_slice(tokens_BT, next_B1, (0, index))
     log_p_BT = jax.lax.dynamic_update_slice(log_p_BT, log_p_B1, (0, index))
-    return tokens_BT, log_p_BT, next_B1, parts(state)[0], ended_B | is_in(next_B, start.eos), index + 1
+    ended_B |= is_in(next_B, start.eos)
+    ended_B = ended_B if stop is None else ended_B | stop(tokens_BT, index)
+    return tokens_BT, log_p_BT, next_B1, parts(state)[0], ended_B, index + 1
 
   B = start.last_B1.shape[0]
   tokens_BT = constrain(jnp.full((B, max_length), start.pad, jnp.int32), "batch", None)
@@ -144,6 +149,7 @@ class Start:
   Attributes:
     model: the model prepared for the loop over steps; see `unrolled.for_decoding`.
     state: the cache, with the prompt in it.
+    prompt_BP: int32, the prompts, each at the end of its row without padding between; -1 before it.
     last_B1: int32, the last token of each prompt.
     alive_B: bool, rows that have any input.
     remembered: whether `last_B1` is already in the cache.
@@ -152,6 +158,7 @@ class Start:
 
   model: Any
   state: DecodeState
+  prompt_BP: jax.Array
   last_B1: jax.Array
   alive_B: jax.Array
   remembered: bool
@@ -171,7 +178,7 @@ class Start:
 
 
 jax.tree_util.register_dataclass(
-  Start, data_fields=["model", "state", "last_B1", "alive_B"], meta_fields=["remembered", "pad", "eos"]
+  Start, data_fields=["model", "state", "prompt_BP", "last_B1", "alive_B"], meta_fields=["remembered", "pad", "eos"]
 )
 
 
@@ -200,7 +207,10 @@ def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> St
     _, state = model.decode(prompt_BP, state, valid_BP, prefix_BP)
   at_B1 = jnp.max(jnp.where(valid_BP, jnp.arange(P), 0), axis=1, keepdims=True)
   last_B1 = jnp.take_along_axis(prompt_BP, at_B1, axis=1).astype(jnp.int32)
-  return Start(model, state, constrain(last_B1, "batch", None), alive_B, remembered, tokens.pad or 0, eos)
+  ids_BP = jnp.where(valid_BP, prompt_BP, -1).astype(jnp.int32)
+  prompt_BP = jax.lax.sort((valid_BP.astype(jnp.int32), ids_BP), dimension=1, num_keys=1)[1]  # stable; unused is free
+  prompt_BP, last_B1 = (constrain(x, "batch", None) for x in (prompt_BP, last_B1))
+  return Start(model, state, prompt_BP, last_B1, alive_B, remembered, tokens.pad or 0, eos)
 
 
 def parts(state: DecodeState) -> tuple[list[jax.Array], Callable[[list[jax.Array]], DecodeState]]:

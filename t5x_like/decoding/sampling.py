@@ -1,7 +1,8 @@
 """Transforms of the next token's scores, applied in the order given before a token is chosen.
 
 `Temperature(0.7), TopK(40), TopP(0.9)` are for sampling; `ForcedBos(5), MinLength(10)` also suit greedy and beam
-search. A transform is any function `(scores_BV, step) -> scores_BV`; tokens it rules out get -inf.
+search, as do those of `penalties`, which read the tokens so far. A transform is any function
+`(scores_BV, step) -> scores_BV`; tokens it rules out get -inf.
 """
 
 import dataclasses
@@ -22,11 +23,32 @@ class Step:
     index: int32 scalar, the number of tokens generated so far.
     max_length: maximal number of generated tokens.
     eos: the ids that end a row.
+    prompt_BP: int32, as in `generate.Start`.
+    tokens: int32 [B, max_length] or, of beams, [B, K, max_length]; those from place `index` on are not made yet.
   """
 
   index: jax.Array
   max_length: int
   eos: tuple[int, ...]
+  prompt_BP: jax.Array | None = None
+  tokens: jax.Array | None = None
+
+  def history(self) -> jax.Array:
+    """Return int32 [rows, P + max_length]: -1 for padding, the prompt, the tokens so far, and -1 after them.
+
+    The last token is at place P + index - 1 of every row. The program of a step has a history only if a transform
+    asks for it.
+    """
+    tokens_BT = self.tokens.reshape(-1, self.max_length)
+    prompt_BP = jnp.repeat(self.prompt_BP, len(tokens_BT) // len(self.prompt_BP), axis=0)
+    made_BT = jnp.where(jnp.arange(self.max_length) < self.index, tokens_BT, -1)
+    return jnp.concatenate([prompt_BP, made_BT], axis=1)
+
+  def last(self, count: int) -> jax.Array:
+    """Return int32 [rows, count], the last tokens of the history; -1 where it is shorter."""
+    history_BH = jnp.pad(self.history(), ((0, 0), (count, 0)), constant_values=-1)
+    end = self.prompt_BP.shape[1] + self.index
+    return jax.lax.dynamic_slice_in_dim(history_BH, end, count, axis=1)
 
 
 _COLDEST, _HOTTEST = 1e-6, 1e6  # beyond these, quotients of logits leave float32
@@ -106,6 +128,29 @@ class MinP:
 
 
 @dataclasses.dataclass(frozen=True)
+class Typical:
+  """Restriction to the tokens whose surprise is nearest the entropy, until their probabilities reach `mass`.
+
+  Locally typical sampling (Meister et al. 2023, equation 10); ties with the last are kept.
+  """
+
+  mass: float
+
+  def __post_init__(self):
+    _check_probability("Typical", self.mass)
+
+  def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
+    log_p_BV = jax.nn.log_softmax(scores_BV, axis=-1)
+    p_BV = jnp.exp(log_p_BV)
+    entropy_B1 = -jnp.sum(jnp.where(p_BV > 0, p_BV * log_p_BV, 0.0), axis=-1, keepdims=True)
+    distance_BV = jnp.abs(-log_p_BV - entropy_B1)
+    nearest_BV, p_BV = jax.lax.sort((distance_BV, p_BV), num_keys=1)
+    before_BV = jnp.cumsum(p_BV, axis=-1) < self.mass
+    last_B1 = jnp.minimum(jnp.sum(before_BV, axis=-1, keepdims=True), p_BV.shape[-1] - 1)
+    return jnp.where(distance_BV <= jnp.take_along_axis(nearest_BV, last_B1, axis=-1), scores_BV, -jnp.inf)
+
+
+@dataclasses.dataclass(frozen=True)
 class ForcedBos:
   """A forced first token, `token` (mBART's target language); it does not change a beam's score."""
 
@@ -130,6 +175,10 @@ class MinLength:
   """A minimum of `length` new tokens per row, not counting the end token."""
 
   length: int
+
+  def __post_init__(self):
+    if self.length < 0:
+      raise UserError(f"MinLength: found {self.length}, expected at least 0")
 
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
     return jnp.where((step.index < self.length) & is_in(jnp.arange(scores_BV.shape[-1]), step.eos), -jnp.inf, scores_BV)
