@@ -13,7 +13,7 @@ from t5x_like.data import features
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.places import place
-from t5x_like.interop import field_kinds, hf, hub, published_images
+from t5x_like.interop import field_kinds, generation_settings, hf, hub, published_images
 from t5x_like.interop.files import read_text
 from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.parallel.rules import Rules
@@ -30,7 +30,8 @@ class Published:
   Attributes:
     identity: its facts in the form of a run's `config.json`. Beside the keys of a run, `directory` is its place on this
       machine, `ends` has the ids that end a text, and `forced` the id that an answer begins with and that it ends with
-      where it is cut off, each or None. Features are those of pretraining, as long as the model reads.
+      where it is cut off, each or None. `generation` has its settings by the names of `predict`'s options, and
+      `banned` the sequences of ids that no text has. Features are those of pretraining, as long as the model reads.
     model: abstract, its layers one by one on CPU.
     vocabulary: its tokenizer, or the names of its classes.
   """
@@ -71,7 +72,7 @@ def find(path: str, flag: str) -> Published | None:
       " another model's"
     )
   values = json.loads(model.origin.config)
-  ends, forced = _generated(values, pathlib.Path(model.origin.path), size)
+  told = _generated(values, pathlib.Path(model.origin.path), size, "encoder_input_tokens" in model.NEEDS)
   shapes = {name: list(one.shape) for name, one in _features(model, values, vocabulary).items()}
   identity = {
     "model": {"name": _name(type(model)), "variant": _plain(model.variant), "vocab_size": size, "tokens": {}},
@@ -80,28 +81,32 @@ def find(path: str, flag: str) -> Published | None:
     "task": {"name": None},
     "tuning": {},
     "directory": directory,
-    "ends": sorted({vocabulary.eos_id, *ends}),
-    "forced": forced,
+    **told,
+    "ends": sorted({vocabulary.eos_id, *told["ends"]}),
   }
   return Published(identity, model, vocabulary)
 
 
-def _generated(values: dict[str, Any], directory: pathlib.Path, size: int) -> tuple[list[int], list[int | None]]:
-  """Return (the ids that end a text, the ids forced to be the first and the last).
+def _generated(values: dict[str, Any], directory: pathlib.Path, size: int, both: bool) -> dict[str, Any]:
+  """Return the facts of generation for an identity; see `Published`.
 
   `generation_config.json` tells them; without that file the library takes the config for it.
   """
-  path, own = directory / "generation_config.json", values
+  path, own = directory / generation_settings.FILE, values
   if path.is_file():
     own = checked_json.parsed(read_text(path), dict, str(path), "the settings of generation; copy it again")
-    own = {name: own.get(name) for name in ("eos_token_id", *_FORCED)}
-    field_kinds.check(own, str(path))
+    field_kinds.check({name: own.get(name) for name in ("eos_token_id", *_FORCED)}, str(path))
 
   def ids(found: Any) -> list[int]:
     return [i for i in (found if isinstance(found, list) else [found]) if i is not None and 0 <= i < size]
 
   ends = [*ids(values.get("eos_token_id")), *ids(own.get("eos_token_id"))]
-  return ends, [next(iter(ids(own.get(name))), None) for name in _FORCED]
+  return {
+    "ends": ends,
+    "forced": [next(iter(ids(own.get(name))), None) for name in _FORCED],
+    "generation": generation_settings.options(own, both, str(path if path.is_file() else directory / "config.json")),
+    "banned": generation_settings.banned(own, size),
+  }
 
 
 def _of_images(path: str, directory: str, model, flag: str) -> Published:
