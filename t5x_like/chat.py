@@ -17,9 +17,11 @@ import sys
 
 from t5x_like import command_line
 from t5x_like.errors import UserError, door
+from t5x_like.inference import flags
 
 PORT = 8000
 _MOST_TOKENS = 2**20
+_SHARED = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "stop", "banned_words")
 
 
 def _port(text: str) -> int:
@@ -42,9 +44,7 @@ def main(argv: list[str]) -> None:
     __doc__,
     ("--step", {"type": command_line.step, "metavar": "N", "help": "the checkpoint to use (default: the newest)"}),
     ("--temperature", {**given, "default": 0.7, "help": "draw from logits divided by this (default: %(default)s)"}),
-    ("--top_k", {"type": int, "metavar": "N", "help": "draw from the N likeliest tokens"}),
-    ("--top_p", {**given, "help": "draw from the fewest likeliest tokens with this total probability"}),
-    ("--min_p", {**given, "help": "draw from tokens at least this fraction as likely as the likeliest"}),
+    *flags.of(_SHARED),
     ("--max_new_tokens", {"type": _tokens, "metavar": "N", "help": "the most tokens of an answer"}),
     ("--context", {"type": _tokens, "metavar": "N", "help": "the most tokens of a conversation (default: 512)"}),
     ("--seed", {"type": int, "metavar": "N", "default": 0, "help": "seed of the draws (default: 0)"}),
@@ -78,7 +78,7 @@ def _opened(args):
   process.prepare()
   if jax.process_count() > 1:
     raise UserError("chat runs in one process; start it on one host")
-  names = ("max_new_tokens", "top_k", "top_p", "min_p")
+  names = ("max_new_tokens", *_SHARED)
   options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
   model = library.opened(args.workdir, None, (), args.step, batch_size=1)
   compile_cache.use(f"hf://{args.workdir}" if hub.named(args.workdir) else args.workdir)

@@ -29,6 +29,7 @@ By default it takes the likeliest token at every step. Flags change that:
 
   four beams, the best two of them       --beams=4 --samples=2 --length_penalty=0.6
   three samples of nucleus sampling      --samples=3 --top_p=0.9 --temperature=0.8 --seed=1
+  no repeated trigrams, to a line's end  --no_repeat_ngram_size=3 --stop=$'\\n'
   ten candidates for each mask           --top_k=10
   from standard input to standard output --input=- --output=-
 
@@ -47,25 +48,7 @@ from typing import Any
 from t5x_like import command_line
 from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
-
-LONGEST = "the most tokens to generate (default: the length of training targets; decoders up to 64)"
-GENERATION = (
-  ("max_new_tokens", int, LONGEST),
-  ("min_new_tokens", int, "the fewest tokens to generate"),
-  ("beams", int, "number of beams (default: 1, greedy)"),
-  ("length_penalty", float, "alpha of the beams' score, log-probability / ((5 + length) / 6)^alpha (default: 0.6)"),
-  ("samples", int, "predictions per text: random samples, or the best beams (default: 1)"),
-  ("temperature", float, "sample from logits divided by this"),
-  (
-    "top_k",
-    int,
-    "sample from the N likeliest tokens; for an encoder, candidates for each mask, or classes (default: 5); for a"
-    " detector, objects (default: those with a score of at least 0.5)",
-  ),
-  ("top_p", float, "sample from the fewest likeliest tokens with this total probability"),
-  ("min_p", float, "sample from tokens at least this fraction as likely as the likeliest"),
-  ("seed", int, "seed of the samples (default: 0)"),
-)
+from t5x_like.inference import flags
 
 
 @door
@@ -86,10 +69,7 @@ def main(argv: list[str]) -> None:
     ),
     ("--step", {"type": command_line.step, "metavar": "N", "help": "the checkpoint to use (default: the newest)"}),
     ("--batch_size", {"type": int, "metavar": "N", "default": 32, "help": "rows in a batch (default: %(default)s)"}),
-    *(
-      (f"--{name}", {"type": kind, "metavar": "N" if kind is int else "X", "help": text})
-      for name, kind, text in GENERATION
-    ),
+    *flags.of(name for name, *_ in flags.GENERATION),
     config_required=False,
   )
   import jax
@@ -122,7 +102,7 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
     raise UserError(f"--texts={args.texts}: the model is {found} model of images and texts, expected {expected}")
   choices = texts.read(args.texts, flag="--texts") if of_both else None
   inputs = images.files(args.input) if of_images else texts.read(args.input, args.text_field)
-  options = {name: getattr(args, name) for name, *_ in GENERATION if getattr(args, name) is not None}
+  options = {name: getattr(args, name) for name, *_ in flags.GENERATION if getattr(args, name) is not None}
   if args.embed:
     if options:
       raise UserError(f"--{next(iter(options))}: --embed generates nothing; leave out either")

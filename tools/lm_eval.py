@@ -15,6 +15,7 @@ from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
 from t5x_like.files.places import directory
 from t5x_like.inference import prompts, strategies
+from t5x_like.inference.stops import Stops
 from t5x_like.library import model as library
 
 _ROWS = 64  # in a batch
@@ -84,27 +85,23 @@ def model_class() -> type:
       for key, numbers in groups.items():
         options = normalize_gen_kwargs(json.loads(key))
         texts = [requests[number].args[0] for number in numbers]
-        stops = [one for one in options["until"] if one]
         for number, text, answer in zip(numbers, texts, self._generated(texts, options)):
-          out[number] = _cut(answer, stops)
+          out[number] = answer
           self.cache_hook.add_partial("generate_until", (text, requests[number].args[1]), out[number])
       return [out[number] for number in range(len(requests))]
 
     def _generated(self, texts: list[str], options: dict[str, Any]) -> list[str]:
-      """Return the new text after each, with as many tokens as the harness's own backend gives an encoder-decoder."""
+      """Return the new text after each, up to one of `until`.
+
+      An encoder-decoder makes as many tokens as with the harness's own backend.
+      """
       sampled = options.get("do_sample") and options.get("temperature", 0.0) > 0
       flags = {name: options[name] for name in ("temperature", "top_p", "top_k") if sampled and name in options}
       contexts = [self.tok_encode(text) for text in texts]
-      return self._prompts.generate(contexts, options["max_gen_toks"], strategies.choose(**flags), more=True)[0]
+      new, stops = options["max_gen_toks"], Stops(tuple(filter(None, options["until"])))
+      return self._prompts.generate(contexts, new, strategies.choose(**flags), more=True, stops=stops)[0]
 
   return Model
-
-
-def _cut(text: str, stops: list[str]) -> str:
-  """Return the text up to the first of the stops."""
-  for stop in filter(None, stops):
-    text = text.split(stop)[0]
-  return text
 
 
 def __getattr__(name: str):

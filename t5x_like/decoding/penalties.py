@@ -42,8 +42,8 @@ class NoRepeatNgrams:
   n: int
 
   def __post_init__(self):
-    if self.n < 1:
-      raise UserError(f"NoRepeatNgrams: found {self.n}, expected at least 1; leave it out to allow all")
+    if not isinstance(self.n, int) or self.n < 1:
+      raise UserError(f"NoRepeatNgrams: found {self.n}, expected a whole number from 1; leave it out to allow all")
 
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
     history_BH, m = step.history(), self.n - 1

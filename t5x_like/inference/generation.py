@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -11,11 +11,13 @@ import numpy as np
 
 from t5x_like import vocabularies
 from t5x_like.data.supervised.chat import Chat, Message
+from t5x_like.decoding.penalties import BannedWords
 from t5x_like.decoding.sampling import ForcedBos, ForcedEos, MinLength, Transform
 from t5x_like.decoding.unrolled import for_decoding
 from t5x_like.errors import UserError
 from t5x_like.inference import capacity, masks
 from t5x_like.inference.likelihood import positions
+from t5x_like.inference.stops import NEVER, Stops
 from t5x_like.inference.strategies import Strategy
 from t5x_like.inference.texts import shown
 from t5x_like.rows import Runner, padded_length
@@ -38,6 +40,8 @@ class Generation:
     ends: the ids that end an answer.
     forced: the ids that an answer begins with and, where it is cut off, ends with; each or None.
     around: the ids before and after a text, as in training here unless replaced.
+    stops: strings that end an answer.
+    banned: sequences of ids that no answer has.
   """
 
   def __init__(self, model, vocabulary, features: dict[str, list[int]], strategy: Strategy, new_tokens: int | None):
@@ -49,6 +53,8 @@ class Generation:
     self.ends = (vocabulary.eos_id,)
     self.forced: tuple[int | None, int | None] = None, None
     self.around = self.default_around()
+    self.stops: Stops = NEVER
+    self.banned: Collection[tuple[int, ...]] = ()
     (self.trained_length,) = features["decoder_target_tokens"]
     self.new_tokens = self.default_new_tokens() if new_tokens is None else new_tokens
     self.positions = positions(self.decoder_inputs(model))
@@ -88,16 +94,17 @@ class Generation:
     return answers
 
   def _decode(self, model, batch: Batch):
-    strategy = dataclasses.replace(self.strategy, transforms=(*self.strategy.transforms, *self.forcing))
-    return strategy(model, self.batch(batch), batch["numbers"], max_length=self.new_tokens, eos=self.ends)
+    strategy = dataclasses.replace(self.strategy, transforms=self.completed(self.strategy.transforms))
+    ends = {"eos": self.ends, "stop": self.stops.on_device(self.vocabulary)}
+    return strategy(model, self.batch(batch), batch["numbers"], max_length=self.new_tokens, **ends)
 
-  @property
-  def forcing(self) -> list[Transform]:
-    """The transforms that `forced` asks for."""
-    return [make(i) for make, i in zip((ForcedBos, ForcedEos), self.forced) if i is not None]
+  def completed(self, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    """Return transforms with the bans of `banned` before them and the tokens of `forced` behind."""
+    bans = [BannedWords(tuple(sorted(self.banned)))] if self.banned else []
+    return (*bans, *transforms, *(make(i) for make, i in zip((ForcedBos, ForcedEos), self.forced) if i is not None))
 
   def _answer(self, text: str, prompt: Sequence[int], found: list[tuple[list[int], float]]) -> dict[str, Any]:
-    predictions = [self.text_of(prompt, self._until_eos(tokens)) for tokens, _ in found]
+    predictions = [self.stops.cut(self.text_of(prompt, self._until_end(tokens))) for tokens, _ in found]
     scores = [round(score, 4) for _, score in found]
     filled = [fill(text, prediction) for prediction in predictions] if self.fills(text) else None
     if self.strategy.predictions == 1:
@@ -106,10 +113,14 @@ class Generation:
     answer = {"input": text, "predictions": predictions, "scores": scores}
     return answer if filled is None else answer | {"filled": filled}
 
-  def _until_eos(self, ids: list[int]) -> list[int]:
-    """Return the ids before the end token, without ids unknown to the vocabulary: token tables may have more rows."""
-    end = next((place for place, i in enumerate(ids) if i in self.ends), len(ids))
-    return [i for i in ids[:end] if i < self.vocabulary.size]
+  def _until_end(self, ids: list[int]) -> list[int]:
+    """Return the ids before the end token, or through the one that completes a string of `stops`.
+
+    Ids unknown to the vocabulary are left out: token tables may have more rows.
+    """
+    ids = ids[: next((place for place, i in enumerate(ids) if i in self.ends), len(ids))]
+    stop = self.stops.on_device(self.vocabulary)
+    return [i for i in (stop.before_end(ids) if stop else ids) if i < self.vocabulary.size]
 
   def check_new_tokens(self, length: int, what: str) -> None:
     """Raise UserError if the model lacks positions for the new tokens after `length` tokens, described by `what`."""

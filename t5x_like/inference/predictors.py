@@ -8,6 +8,7 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.inference import fill_mask, generation, strategies
+from t5x_like.inference.stops import Stops, several
 
 
 def predictor(model, vocabulary, features: dict[str, list[int]], flags: dict[str, Any], template: str | None = None):
@@ -30,8 +31,14 @@ def predictor(model, vocabulary, features: dict[str, list[int]], flags: dict[str
   if "decoder_target_tokens" not in features:
     return fill_mask.MaskFilling(model, vocabulary, features, **fill_mask.options(flags))
   new_tokens = flags.pop("max_new_tokens", None)
+  ended, banned = several(flags.pop("stop", ())), several(flags.pop("banned_words", ()))
+  if not all(banned):
+    raise UserError("--banned_words: found an empty string, expected text that no prediction has")
+  given = model, vocabulary, features, strategies.choose(**flags), new_tokens
   if "encoder_input_tokens" in features:
-    return generation.TextToText(model, vocabulary, features, strategies.choose(**flags), new_tokens)
-  if template is not None:
-    return generation.Answer(model, vocabulary, features, strategies.choose(**flags), new_tokens, template)
-  return generation.Continuation(model, vocabulary, features, strategies.choose(**flags), new_tokens)
+    made: generation.Generation = generation.TextToText(*given)
+  else:
+    made = generation.Continuation(*given) if template is None else generation.Answer(*given, template)
+  made.stops = Stops(ended)
+  made.banned = {tuple(map(int, vocabulary.encode(text))) for word in banned for text in (word, f" {word}")}
+  return made

@@ -9,6 +9,7 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.inference import generation, strategies
 from t5x_like.inference.likelihood import Likelihood
+from t5x_like.inference.stops import NEVER, Stops
 from t5x_like.vocabularies import opening, start_id
 
 Ids = list[int]
@@ -57,7 +58,7 @@ class Prompts:
     return self.encode(context), whole[len(before) :] or whole[-1:]
 
   def generate(
-    self, contexts: Sequence[Ids], new: int, strategy: Any = None, more: bool = False
+    self, contexts: Sequence[Ids], new: int, strategy: Any = None, more: bool = False, stops: Stops = NEVER
   ) -> tuple[list[str], list[bool]]:
     """Continue contexts by up to `new` tokens, which are decoded by themselves, without special ids.
 
@@ -65,6 +66,7 @@ class Prompts:
       contexts: ids; those that leave no room for the new tokens lose their beginning.
       strategy: of decoding; None takes the likeliest token.
       more: whether an encoder-decoder gets as many tokens more as its context has, but one.
+      stops: strings that end the new text.
 
     Returns:
       The new texts, and whether each context lost its beginning.
@@ -80,13 +82,13 @@ class Prompts:
       )
     cut = [(ids or [self.start_id])[-room:] for ids in contexts]
     longest = new + (max(map(len, cut)) - 1 if more and self.both else 0)
-    asked = new, more, longest, strategy or strategies.Greedy()
+    asked = new, more, longest, strategy or strategies.Greedy(), stops
     predict = self._predictors.get(asked) or self._predictors.setdefault(asked, self._alone(*asked))
     predict.check_new_tokens(0, "")
     answers = predict(opened.run, cut, [""] * len(cut))
     return [answer["prediction"] for answer in answers], [len(ids) > room for ids in contexts]
 
-  def _alone(self, new: int, more: bool, longest: int, strategy: Any) -> generation.Generation:
+  def _alone(self, new: int, more: bool, longest: int, strategy: Any, stops: Stops) -> generation.Generation:
     """Return a predictor of new tokens by themselves."""
     opened, vocabulary = self._opened, self._vocabulary
     skipped = {*vocabulary.special_ids, vocabulary.unk_id}
@@ -100,5 +102,5 @@ class Prompts:
         return False
 
     predict = Alone(opened.model, vocabulary, opened.features, strategy, longest)
-    predict.ends, predict.forced = opened.ends, opened.forced
+    predict.ends, predict.forced, predict.stops = opened.ends, opened.forced, stops
     return predict

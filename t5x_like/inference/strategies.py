@@ -1,28 +1,28 @@
 """Decoding strategies: greedy, sampling and beam search.
 
-A strategy is called as `strategy(model, batch, numbers, max_length=…, eos=…)` and returns int32 tokens
+A strategy is called as `strategy(model, batch, numbers, max_length=…, eos=…, stop=…)` and returns int32 tokens
 [B, K, max_length] and float32 scores [B, K], best first if they are ranked; a score of -inf marks a missing sequence.
 `numbers` uint32 [B, 2] are the numbers of each row's text and sample. `predictions` is the number of predictions per
 text, `rows` the number of batch rows it takes.
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 
-from t5x_like.decoding.beam_search import GnmtPenalty, beam_search
+from t5x_like.decoding import named
+from t5x_like.decoding.beam_search import GnmtPenalty, Penalty, PowerPenalty, beam_search
 from t5x_like.decoding.generate import drawn, generate, likeliest
-from t5x_like.decoding.sampling import MinLength, MinP, Temperature, TopK, TopP, Transform
+from t5x_like.decoding.named import FILTERS
+from t5x_like.decoding.sampling import Transform
+from t5x_like.decoding.stops import StopStrings
 from t5x_like.errors import UserError
 
-FILTERS: dict[str, Callable[[float], Transform]] = {
-  "temperature": Temperature,
-  "top_k": TopK,
-  "top_p": TopP,
-  "min_p": MinP,
-}  # in the order of application
 _STEEPEST = 10  # a larger length penalty overflows float32
+
+
+Ids = tuple[int, ...]
+Stop = StopStrings | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,11 @@ class Greedy:
   transforms: tuple[Transform, ...] = ()
   predictions = rows = 1  # per text, in the output and in batches
 
-  def __call__(self, model, batch, numbers_B2, *, max_length: int, eos: tuple[int, ...]):
-    tokens_BT, log_p_BT = generate(model, batch, likeliest, max_length=max_length, transforms=self.transforms, eos=eos)
+  def __call__(
+    self, model, batch, numbers_B2, *, max_length: int, eos: tuple[int, ...], stop: StopStrings | None = None
+  ):
+    options = {"max_length": max_length, "transforms": self.transforms, "eos": eos, "stop": stop}
+    tokens_BT, log_p_BT = generate(model, batch, likeliest, **options)
     return tokens_BT[:, None], log_p_BT.sum(axis=1, keepdims=True)
 
 
@@ -52,34 +55,38 @@ class Sampling:
   def rows(self) -> int:
     return self.predictions
 
-  def __call__(self, model, batch, numbers_B2, *, max_length: int, eos: tuple[int, ...]):
+  def __call__(
+    self, model, batch, numbers_B2, *, max_length: int, eos: tuple[int, ...], stop: StopStrings | None = None
+  ):
     key = jax.random.key(self.seed)
     keys_B = jax.vmap(lambda n: jax.random.fold_in(jax.random.fold_in(key, n[0]), n[1]))(numbers_B2)
-    tokens_BT, log_p_BT = generate(
-      model, batch, drawn(keys_B), max_length=max_length, transforms=self.transforms, eos=eos
-    )
+    options = {"max_length": max_length, "transforms": self.transforms, "eos": eos, "stop": stop}
+    tokens_BT, log_p_BT = generate(model, batch, drawn(keys_B), **options)
     return tokens_BT[:, None], log_p_BT.sum(axis=1, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Beams:
-  """Beam search for the best `predictions` by `log-probability / ((5 + length) / 6)^length_penalty`."""
+  """Beam search for the best `predictions` by `log-probability / length_penalty(length)`."""
 
   beams: int
   predictions: int
-  length_penalty: float
+  length_penalty: Penalty
   transforms: tuple[Transform, ...] = ()
   rows = 1
 
-  def __call__(self, model, batch, numbers_B2, *, max_length: int, eos: tuple[int, ...]):
+  def __call__(
+    self, model, batch, numbers_B2, *, max_length: int, eos: tuple[int, ...], stop: StopStrings | None = None
+  ):
     tokens_BKT, score_BK = beam_search(
       model,
       batch,
       max_length=max_length,
       beams=self.beams,
-      length_penalty=GnmtPenalty(self.length_penalty),
+      length_penalty=self.length_penalty,
       transforms=self.transforms,
       eos=eos,
+      stop=stop,
     )
     return tokens_BKT[:, : self.predictions], score_BK[:, : self.predictions]
 
@@ -93,52 +100,41 @@ def choose(
   samples: int = 1,
   seed: int | None = None,
   length_penalty: float | None = None,
-  min_new_tokens: int | None = None,
-  **filters: float,
+  length_power: float | None = None,
+  **given: float,
 ) -> Strategy:
   """Return the strategy selected by the command line's flags.
 
   Args:
-    filters: values by the names of `FILTERS`; any filter selects sampling.
+    given: values by the names of `decoding.named`; any filter selects sampling.
   Raises:
     UserError: a value is out of range, or flags exclude each other.
   """
-  for name, value, least in (("beams", beams, 1), ("samples", samples, 1), ("min_new_tokens", min_new_tokens, 0)):
-    if value is not None and value < least:
-      raise UserError(f"--{name}={value}: expected at least {least}")
+  for name, value in (("beams", beams), ("samples", samples)):
+    if value < 1:
+      raise UserError(f"--{name}={value}: expected at least 1")
   if seed is not None and not 0 <= seed < 2**32:
     raise UserError(f"--seed={seed}: expected 0 to 2^32 - 1")
-  transforms = restrictions(filters)
-  shortest = (MinLength(min_new_tokens),) if min_new_tokens else ()
+  transforms, filters = named.transforms(given), [name for name in FILTERS if name in given]
+  ranked = {"length_penalty": length_penalty, "length_power": length_power}
+  ranked = {name: value for name, value in ranked.items() if value is not None}
   if beams > 1:
-    if sampling := [name for name in (*FILTERS, "seed") if name in filters or name == "seed" and seed is not None]:
+    if sampling := [*filters, *["seed"] * (seed is not None)]:
       raise UserError(f"--beams={beams} --{sampling[0]}: a beam search draws nothing; leave out one of the two")
     if samples > beams:
       raise UserError(f"--samples={samples} --beams={beams}: a search has as many sequences as beams; raise --beams")
-    penalty = 0.6 if length_penalty is None else length_penalty
-    if not abs(penalty) <= _STEEPEST:
-      raise UserError(f"--length_penalty={penalty}: expected -{_STEEPEST} to {_STEEPEST}")
-    return Beams(beams, samples, penalty, shortest)
-  if length_penalty is not None:
-    raise UserError(f"--length_penalty={length_penalty}: ranks the sequences of a beam search; give --beams=4 too")
+    for name, value in ranked.items():
+      if not abs(value) <= _STEEPEST:
+        raise UserError(f"--{name}={value}: expected -{_STEEPEST} to {_STEEPEST}")
+    if len(ranked) > 1:
+      raise UserError(f"--length_penalty={length_penalty} --length_power={length_power}: leave out one of the two")
+    penalty = GnmtPenalty(ranked.get("length_penalty", 0.6)) if length_power is None else PowerPenalty(length_power)
+    return Beams(beams, samples, penalty, transforms)
+  for name, value in ranked.items():
+    raise UserError(f"--{name}={value}: ranks the sequences of a beam search; give --beams=4 too")
   if filters or samples > 1:
-    return Sampling(seed or 0, samples, (*shortest, *transforms))
+    return Sampling(seed or 0, samples, transforms)
   if seed is not None:
-    raise UserError(f"--seed={seed}: nothing is drawn; add --temperature, --top_k, --top_p, --min_p or --samples")
-  return Greedy(shortest)
-
-
-def restrictions(filters: dict[str, float]) -> tuple[Transform, ...]:
-  """Return the transforms of flags, in their order of application.
-
-  Raises:
-    UserError: a value is out of range.
-  """
-  return tuple(_made(name, filters[name]) for name in FILTERS if name in filters)
-
-
-def _made(name: str, value: float) -> Transform:
-  try:
-    return FILTERS[name](value)
-  except UserError as error:
-    raise UserError(f"--{name}={value}: {str(error).partition(': ')[2]}") from None
+    names = ", ".join(f"--{name}" for name in FILTERS)
+    raise UserError(f"--seed={seed}: nothing is drawn; add {names} or --samples")
+  return Greedy(transforms)

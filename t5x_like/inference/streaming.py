@@ -27,7 +27,7 @@ class Stream:
   Args:
     run: a runner of the model.
     predict: encodes prompts and decodes answers; its `new_tokens` limits an answer.
-    transforms: restrict the tokens to draw from; see `sampling`.
+    transforms: restrict the tokens to choose from; see `sampling` and `penalties`.
     context: the most tokens of a prompt.
     seed: of the draws; every answer has draws of its own.
   """
@@ -36,7 +36,7 @@ class Stream:
     self, run: Runner, predict: Generation, transforms: Sequence[Transform] = (), context: int = 512, seed: int = 0
   ):
     self._run, self._predict = run.changed(for_decoding), predict
-    self._transforms = (*transforms, *predict.forcing)
+    self._transforms = predict.completed(transforms)
     self.context, self._key, self._answers = context, jax.random.key(seed), 0
     self._rows = run.rules.ways("batch")  # the text is the first row; the others complete a batch
     self._read, self._step = jax.jit(self._first), jax.jit(self._next, donate_argnums=1)
@@ -60,19 +60,24 @@ class Stream:
     key, self._answers = jax.random.fold_in(self._key, self._answers), self._answers + 1
     start, last_B1 = self._read(self._run.arrays, batch)
     made: list[int] = []
-    told = ""
+    all_BT = np.zeros((self._rows, self._predict.new_tokens), np.int32)  # on the device only where a transform reads it
+    stops, told, text = self._predict.stops, "", ""
     for index in range(self._predict.new_tokens):
-      start, last_B1 = self._step(self._run.arrays, start, last_B1, jnp.int32(index), key, jnp.float32(temperature))
-      token = int(np.asarray(last_B1.addressable_data(0))[0, 0])
+      options = jnp.int32(index), key, jnp.float32(temperature)
+      start, last_B1 = self._step(self._run.arrays, start, last_B1, all_BT.copy(), *options)
+      all_BT[:, index] = token = int(np.asarray(last_B1.addressable_data(0))[0, 0])
       if token in self._predict.ends:
         break
       if token < self._predict.vocabulary.size:  # token tables may have more rows
         made.append(token)
       text = self._predict.text_of(ids, made)
-      if not text.endswith(_UNFINISHED) and text.startswith(told) and len(text) > len(told):
-        yield text[len(told) :]
-        told = text
-    rest = self._predict.text_of(ids, made) if made else ""
+      if stops.cut(text) != text:
+        break
+      settled = stops.settled(text)
+      if not text.endswith(_UNFINISHED) and settled.startswith(told) and len(settled) > len(told):
+        yield settled[len(told) :]
+        told = settled
+    rest = stops.cut(text)
     if len(rest) > len(told) and rest.startswith(told):
       yield rest[len(told) :]
 
@@ -83,11 +88,11 @@ class Stream:
       start = begin(model, made, self._predict.new_tokens, self._predict.ends)
       return dataclasses.replace(start, model=None, last_B1=None), start.last_B1
 
-  def _next(self, arrays, start: Start, last_B1, index, key, temperature) -> tuple[Start, jax.Array]:
+  def _next(self, arrays, start: Start, last_B1, tokens_BT, index, key, temperature) -> tuple[Start, jax.Array]:
     with self._run.rules.activate():
       model = for_decoding(params.with_arrays(self._run.model, arrays))
       logits_BV, state = dataclasses.replace(start, model=model).next_logits(last_B1, start.state, index)
-      step = Step(index, self._predict.new_tokens, start.eos)
+      step = Step(index, self._predict.new_tokens, start.eos, start.prompt_BP, tokens_BT)
       divisor = jnp.where(temperature > 0, jnp.maximum(temperature, 1e-6), 1.0)
       scores_BV = apply(self._transforms, logits_BV / divisor, step)
       drawn_B = jax.random.categorical(jax.random.fold_in(key, index), scores_BV)

@@ -6,6 +6,7 @@ model.generate("Returns the <extra_id_0> of the array.")
 """
 
 import functools
+import json
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,18 +14,19 @@ from typing import Any, TypedDict, Unpack, get_args, overload
 
 import numpy as np
 
+from t5x_like.decoding import named
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals._embeddings import Pooling
 from t5x_like.files import outputs
 from t5x_like.files.places import is_remote
-from t5x_like.inference import image_texts, images, predictors, strategies
+from t5x_like.inference import image_texts, images, predictors
 from t5x_like.inference.embedding import Embedding
 from t5x_like.inference.fill_mask import MaskFilling
 from t5x_like.inference.generation import Generation
 from t5x_like.inference.prompts import Prompts
 from t5x_like.inference.streaming import Stream
 from t5x_like.inference.talk import Talk
-from t5x_like.interop import sentences
+from t5x_like.interop import generation_settings, sentences
 from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
 from t5x_like.rows import Runner
@@ -41,13 +43,19 @@ class Options(TypedDict, total=False):
 
   max_new_tokens: int
   min_new_tokens: int
+  stop: str | Sequence[str]
+  banned_words: str | Sequence[str]
+  repetition_penalty: float
+  no_repeat_ngram_size: int
   beams: int
   length_penalty: float
+  length_power: float
   samples: int
   temperature: float
   top_k: int
   top_p: float
   min_p: float
+  typical_p: float
   seed: int
 
 
@@ -66,6 +74,7 @@ class Model:
     features: names and shapes of the features of a row in training.
     ends: ids that end a text; empty for a model of images.
     forced: of some published models, the ids that an answer begins with and, where it is cut off, ends with.
+    settings: a published model's own options of generation, which those of a call replace.
     template: the chat template of a decoder trained on conversations, else None.
 
   Raises:
@@ -84,6 +93,8 @@ class Model:
     ends = (self.vocabulary.eos_id,) if hasattr(self.vocabulary, "eos_id") else ()
     self.ends = tuple(identity.get("ends", ends))
     self.forced = tuple(identity.get("forced", (None, None)))
+    self.settings: dict[str, Any] = identity.get("generation", {})
+    self._banned = {tuple(ids) for ids in identity.get("banned", ())}
     self.template: str | None = task.get("template") if task.name in CONVERSATIONS else None
     self.features: dict[str, list[int]] = {name: list(shape[-1:]) for name, shape in features_of(identity).items()}
 
@@ -236,6 +247,9 @@ class Model:
       hf.save(whole, str(made), dtype=dtype, labels=names, images=prepared)
       files = enclosing.files(self.vocabulary, self.features)
       files |= enclosing.conversation(self.vocabulary, self.template) if self.template and self._decoder else {}
+      config, own = json.loads((made / "config.json").read_text()), files.get(generation_settings.FILE, b"{}")
+      if found := generation_settings.exported(self._source.config.get("evals") or {}, config, own):
+        files[generation_settings.FILE] = found
       for name, data in files.items():
         (made / name).write_bytes(data)
       for file in made.iterdir() if is_remote(directory) else ():
@@ -248,18 +262,20 @@ class Model:
       template: the chat template; None is the training's.
       context: the most tokens of a conversation; None is the training's, up to 512.
       seed: of the draws.
-      options: `max_new_tokens`, and the restrictions of the draws.
+      options: `max_new_tokens`, `stop`, `banned_words`, and the restrictions of the tokens to choose from.
     Raises:
       UserError: the model is one of images, or an option is out of range.
     """
     if "image" in self.features:
       raise UserError(f"--workdir={self.path}: the model is one of images; use python -m t5x_like.predict")
-    filters = {name: options.pop(name) for name in ("top_k", "top_p", "min_p") if name in options}
+    names = {*named.PENALTIES, *named.FILTERS} - {"temperature"}  # every answer has its own
+    own = {name: value for name, value in self.settings.items() if name in named.PENALTIES}
+    given = own | {name: options.pop(name) for name in names if name in options}
     predict = self._predictor(template, **options)
     if isinstance(predict, MaskFilling):
       return Talk(self.run, predict, None)
-    restricted = strategies.restrictions(filters)
-    return Talk(self.run, predict, Stream(self.run, predict, restricted, predict.longest_prompt(context), seed))
+    stream = Stream(self.run, predict, named.transforms(given), predict.longest_prompt(context), seed)
+    return Talk(self.run, predict, stream)
 
   @property
   def _decoder(self) -> bool:
@@ -276,11 +292,14 @@ class Model:
 
   def _predictor(self, template: str | None, **options: Unpack[Options]):
     flags, given = checked(options), template or self.template
+    if "decoder_target_tokens" in self.features:
+      flags = generation_settings.merged(self.settings, flags)
     key = (given, *sorted(flags.items()))
     if key not in self._predictors:  # the programs of one that is kept are compiled once
       made = self._predictors[key] = predictors.predictor(self.model, self.vocabulary, self.features, flags, given)
       if isinstance(made, Generation):
         made.ends, made.forced = tuple(sorted({*made.ends, *self.ends})), self.forced
+        made.banned = {*made.banned, *self._banned}
         if self._source.published is not None:  # not trained here, but with its tokenizer
           made.around = self.vocabulary.around() or made.around
     return self._predictors[key]
@@ -329,7 +348,8 @@ def checked(options: Options) -> dict[str, Any]:
         f"{name}: unknown option{did_you_mean(name, Options.__annotations__)}; a prediction takes"
         f" {', '.join(Options.__annotations__)}"
       )
-  return {name: value for name, value in options.items() if value is not None}
+  lists = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
+  return {name: value for name, value in {**options, **lists}.items() if value is not None}
 
 
 def _each(texts: str | Sequence[str], function: Callable[[list[str]], list]) -> Any:

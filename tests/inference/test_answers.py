@@ -17,7 +17,7 @@ def test_a_text_is_a_message_and_the_answer_ends_with_its_turn():
   (ids,) = answer.encode(["Hi!"], "-")
   assert ids == [vocabularies.start_id(BYTES), *BYTES.encode("User: Hi!\n\nAssistant:")]
   found = [*BYTES.encode(" Hello."), BYTES.eos_id, *BYTES.encode("\n\nUser:")]
-  assert answer.text_of(ids, answer._until_eos(found)) == "Hello."
+  assert answer.text_of(ids, answer._until_end(found)) == "Hello."
   assert answer.ends == (BYTES.eos_id,)
 
 

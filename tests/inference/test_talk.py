@@ -3,6 +3,7 @@
 import http.client
 import io
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -13,6 +14,7 @@ import pytest
 from t5x_like import chat, predict, train
 from t5x_like.data.supervised.chat import Message
 from t5x_like.inference import terminal, web
+from t5x_like.library import model as saved_model
 from t5x_like.training import trained as saved
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
@@ -58,6 +60,21 @@ def test_without_temperature_it_says_what_predict_says(kind, talks, workdirs, tm
   said = "".join(talks[kind]([Message("user", TEXT[kind])], 0.0))
   expected = answer["filled"] if kind in ("t5", "encoder") else answer["prediction"]
   assert said.startswith(expected) if kind == "encoder" else said == expected
+
+
+def test_penalties_and_strings_that_end_an_answer_are_those_of_predict(workdirs, tmp_path):
+  model, text = saved_model.load(str(workdirs["decoder"])), TEXT["decoder"]
+  options = {"max_new_tokens": 12, "no_repeat_ngram_size": 1, "repetition_penalty": 1.3}
+  whole = model.generate(text, **options)
+  first, stop = whole[0], re.findall("[!-~]", whole)[2]
+  assert first not in model.generate(text, **options, banned_words=[first, "?"])
+  (tmp_path / "in.txt").write_text(text + "\n")
+  flags = [*(f"--{name}={value}" for name, value in options.items()), "--stop=?never?", f"--stop={stop}"]
+  files = [f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]
+  assert predict.main([f"--workdir={workdirs['decoder']}", *files, *flags]) == 0
+  ended = json.loads((tmp_path / "out.jsonl").read_text())["prediction"]
+  assert ended == whole[: whole.find(stop)] != whole
+  assert "".join(opened(workdirs["decoder"], *flags)([Message("user", text)], 0.0)) == ended
 
 
 @pytest.mark.parametrize("kind", ["t5", "decoder"])

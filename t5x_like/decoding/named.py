@@ -1,0 +1,47 @@
+"""Transforms by the names that flags, recipes and `transformers` give them."""
+
+from collections.abc import Callable, Mapping
+
+from t5x_like.decoding.penalties import NoRepeatNgrams, RepetitionPenalty
+from t5x_like.decoding.sampling import MinLength, MinP, Temperature, TopK, TopP, Transform, Typical
+from t5x_like.errors import UserError, did_you_mean
+
+Maker = Callable[[float], Transform]
+PENALTIES: dict[str, Maker] = {
+  "repetition_penalty": RepetitionPenalty,
+  "no_repeat_ngram_size": NoRepeatNgrams,
+  "min_new_tokens": MinLength,
+}  # for every kind of generation, in the order of application
+FILTERS: dict[str, Maker] = {
+  "temperature": Temperature,
+  "top_k": TopK,
+  "top_p": TopP,
+  "min_p": MinP,
+  "typical_p": Typical,
+}  # for draws, in the order of application, after penalties
+
+
+def transforms(given: Mapping[str, float], where: str = "--", makers: Mapping[str, Maker] | None = None):
+  """Return the transforms of names and values, in their order of application.
+
+  Args:
+    given: values by name.
+    where: the beginning of a name in messages.
+    makers: the names allowed; None for all.
+  Raises:
+    UserError: a name is unknown, or a value is out of range or has the wrong type.
+  """
+  makers = PENALTIES | FILTERS if makers is None else makers
+  for name in given:
+    if name not in makers:
+      raise UserError(f"{where}{name}: unknown{did_you_mean(name, makers)}; expected one of {', '.join(makers)}")
+  return tuple(_made(f"{where}{name}", makers[name], given[name]) for name in makers if name in given)
+
+
+def _made(name: str, maker: Maker, value: float) -> Transform:
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    raise UserError(f"{name}: found {value!r:.80}, expected a number")
+  try:
+    return maker(value)
+  except UserError as error:
+    raise UserError(f"{name}={value}: {str(error).partition(': ')[2]}") from None
