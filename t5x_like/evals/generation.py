@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from t5x_like import slots
-from t5x_like.decoding.beam_search import GnmtPenalty, beam_search
+from t5x_like.decoding import named
+from t5x_like.decoding.beam_search import GnmtPenalty, PowerPenalty, beam_search
 from t5x_like.decoding.generate import generate, likeliest
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
@@ -34,6 +35,8 @@ class Evaluator:
       that the first metric reads.
     beams: the number of beams; 1 takes the likeliest token at every step.
     length_penalty: alpha of the beams' score, as in `predict`.
+    length_power: instead, the power of the length that divides the beams' log-probability, as in fairseq.
+    penalties: values of `repetition_penalty`, `no_repeat_ngram_size` and `min_new_tokens`, as in `predict`.
     max_new_tokens: the most tokens to generate; None is the length of the task's targets.
     ids: fields to copy to the predictions.
     max_examples: the number of examples, from the first; None means all.
@@ -51,6 +54,8 @@ class Evaluator:
     questions: tuple[str, ...] = (),
     beams: Beams = 1,
     length_penalty: float = 0.6,
+    length_power: float | None = None,
+    penalties: dict | None = None,
     max_new_tokens: Length | None = None,
     ids: tuple[str, ...] = (),
     max_examples: Positive | None = None,
@@ -75,12 +80,13 @@ class Evaluator:
     self._new = max_new_tokens or (targets if self._encoder else min(64, targets // 2))
     self._prompts, self._truncated = self._encode()
     options = {"max_length": self._new, "eos": tuple({task.vocabulary.eos_id, *task.ends})}
+    options["transforms"] = named.transforms(penalties or {}, "evaluator generation: penalties.", named.PENALTIES)
 
     def function(model, batch):
       features = self._features(batch)
       if beams == 1:
         return (generate(model, features, likeliest, **options)[0],)
-      penalty = GnmtPenalty(length_penalty)
+      penalty = GnmtPenalty(length_penalty) if length_power is None else PowerPenalty(length_power)
       return (beam_search(model, features, beams=beams, length_penalty=penalty, **options)[0][:, 0],)
 
     self._run = setting.jit(function)
