@@ -3,14 +3,22 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import transformers
+from transformers.generation import logits_process, stopping_criteria
 
+import published
 from parity import cases, reference
+from t5x_like import vocabularies
 from t5x_like.decoding.beam_search import PowerPenalty, Transformers, beam_search
 from t5x_like.decoding.generate import greedy
-from t5x_like.decoding.sampling import ForcedBos, ForcedEos, MinLength
+from t5x_like.decoding.penalties import BannedWords, NoRepeatNgrams, RepetitionPenalty
+from t5x_like.decoding.sampling import ForcedBos, ForcedEos, MinLength, MinP, Step, Temperature, TopK, TopP, Typical
+from t5x_like.decoding.stops import StopStrings
+from t5x_like.inference.stops import token_bytes
 from t5x_like.interop import hf
 
 pytestmark = pytest.mark.parity
@@ -121,3 +129,76 @@ def test_forced_tokens_and_the_least_length(both, options):
   if "encoder_input_tokens" in both[3]:
     got = compare(both, (5,), options, (ForcedBos(9),), forced_bos_token_id=9)
     assert (got[:, :, 0] == 9).all()
+
+
+@pytest.mark.parametrize("options", [SEARCHES[0], SEARCHES[1], SEARCHES[5]], ids=["greedy", "beams", "early"])
+def test_penalties_of_repetitions_and_banned_words(both, options):
+  """The history is the prompt and the new tokens, of a T5 and a BART the start token and the new tokens."""
+  pad = reference.ids(both[0])[0]
+  free = compare(both, (2,), options)[:, 0]
+  words = [[pad], free[0, :1].tolist(), free[1, :2].tolist(), [2]]
+  words = [word for n, word in enumerate(words) if word not in words[:n]]
+  transforms = RepetitionPenalty(1.4), NoRepeatNgrams(2), BannedWords(tuple(map(tuple, words)))
+  theirs = dict(repetition_penalty=1.4, no_repeat_ngram_size=2, bad_words_ids=words)
+  for number, (name, value) in enumerate(theirs.items()):
+    compare(
+      both,
+      (2,),
+      options,
+      (*transforms[number : number + 1], BannedWords(((pad,),))),
+      **{"bad_words_ids": [[pad]], name: [*value, [pad]] if name == "bad_words_ids" and [pad] not in value else value},
+    )
+  got = compare(both, (2,), options, transforms, **theirs)
+  assert (got[:, 0] != free).any()
+
+
+PROCESSORS = [
+  (RepetitionPenalty(1.3), logits_process.RepetitionPenaltyLogitsProcessor(1.3)),
+  (RepetitionPenalty(0.7), logits_process.RepetitionPenaltyLogitsProcessor(0.7)),
+  *((NoRepeatNgrams(n), logits_process.NoRepeatNGramLogitsProcessor(n)) for n in (1, 2, 3)),
+  (
+    BannedWords(((3,), (2,), (1, 4), (5, 5, 0))),
+    logits_process.NoBadWordsLogitsProcessor([[3], [2], [1, 4], [5, 5, 0]], eos_token_id=2),
+  ),
+  *((MinP(p), logits_process.MinPLogitsWarper(p)) for p in (0.05, 0.5)),
+  *((Typical(mass), logits_process.TypicalLogitsWarper(mass)) for mass in (0.1, 0.5, 0.95)),
+  *((TopP(p), logits_process.TopPLogitsWarper(p)) for p in (0.3, 0.9)),
+  (TopK(3), logits_process.TopKLogitsWarper(3)),
+  (Temperature(0.6), logits_process.TemperatureLogitsWarper(0.6)),
+  *((MinLength(n), logits_process.MinNewTokensLengthLogitsProcessor(4, n, 2, device="cpu")) for n in (6, 7)),
+]
+
+
+@pytest.mark.parametrize("ours, theirs", PROCESSORS, ids=lambda one: type(one).__name__)
+def test_a_transform_is_a_processor(ours, theirs):
+  generator = np.random.default_rng(2)
+  tokens = generator.integers(0, 7, (50, 10)).astype(np.int32)  # 4 of the prompt, 6 new
+  scores = (3 * generator.normal(size=(50, 9))).astype(np.float32)
+  step = Step(jnp.int32(6), 8, (2,), jnp.asarray(tokens[:, :4]), jnp.asarray(np.pad(tokens[:, 4:], ((0, 0), (0, 2)))))
+  expected = theirs(torch.tensor(tokens, dtype=torch.long), torch.tensor(scores)).numpy()
+  np.testing.assert_allclose(ours(jnp.asarray(scores), step), expected, rtol=1e-6)
+
+
+def test_strings_end_rows_where_the_criterion_of_transformers_does(tmp_path):
+  """Without a prompt, which belongs to their text and not to ours."""
+  tokenizer = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=published.byte_level(["<|endoftext|>"]), eos_token="<|endoftext|>"
+  )
+  tokenizer.save_pretrained(tmp_path)
+  texts = token_bytes(vocabularies.load(str(tmp_path)))
+  strings = ["he", " t", "\n\n", "é", "the quick"]
+  generator = np.random.default_rng(3)
+  near = [i for i, text in enumerate(texts) if text and text in "the quick\n\n é h".encode()]
+  whole = tokenizer("the quick fox: so é", add_special_tokens=False)["input_ids"]
+  tokens = generator.choice(near, (200, 9)).astype(np.int32)
+  tokens[0, : len(whole[:9])] = whole[:9]
+  for some in (strings[:1], strings[2:4], strings):
+    criterion, stop = (
+      stopping_criteria.StopStringCriteria(tokenizer, some),
+      jax.jit(StopStrings([*map(str.encode, some)], texts)),
+    )
+    found = [criterion(torch.tensor(tokens[:, : n + 1], dtype=torch.long), None).numpy() for n in range(9)]
+    ours = [np.asarray(stop(tokens, jnp.int32(n))) for n in range(9)]
+    first = [np.argmax(np.vstack([one, np.ones((1, 200), bool)]), axis=0) for one in (found, ours)]
+    np.testing.assert_array_equal(*first)
+    assert (first[0] < 9).any()

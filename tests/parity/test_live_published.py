@@ -17,9 +17,10 @@ TABLE, TEXTS, NEW = 384, ["the quick brown", "fox", "seven wizards box with jugs
 GPT2 = dict(vocab_size=TABLE, n_embd=16, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=0)
 LLAMA = cases.decoders.LLAMA | dict(vocab_size=TABLE, bos_token_id=0, eos_token_id=1, pad_token_id=None)
 BART = cases.BART | dict(vocab_size=TABLE, max_position_embeddings=64, forced_eos_token_id=None)
+REPEATS = dict(repetition_penalty=1.3, no_repeat_ngram_size=2, suppress_tokens=[11, 12])
 MASKED = ["<s>", "<pad>", "</s>", "<unk>"]
 FAMILIES = {  # the model, special pieces, how its tokenizer encloses a text, and settings of generation
-  "gpt2": (cases.Case("GPT2LMHeadModel", "GPT2Config", GPT2, "decoder"), ["<|endoftext|>"], "$A", {}),
+  "gpt2": (cases.Case("GPT2LMHeadModel", "GPT2Config", GPT2, "decoder"), ["<|endoftext|>"], "$A", REPEATS),
   "llama": (cases.Case("LlamaForCausalLM", "LlamaConfig", LLAMA, "decoder"), ["<s>", "</s>"], "<s> $A", {}),
   "t5": (
     cases.Case("T5ForConditionalGeneration", "T5Config", cases.T5 | dict(vocab_size=TABLE), "encoder_decoder"),
@@ -31,7 +32,9 @@ FAMILIES = {  # the model, special pieces, how its tokenizer encloses a text, an
     cases.Case("BartForConditionalGeneration", "BartConfig", BART, "encoder_decoder"),
     MASKED,
     "<s> $A </s>",
-    dict(forced_bos_token_id=0, forced_eos_token_id=2),
+    dict(
+      forced_bos_token_id=0, forced_eos_token_id=2, min_length=6, no_repeat_ngram_size=2, bad_words_ids=[[7], [8, 9]]
+    ),
   ),
   "mbart": (
     cases.Case(
@@ -46,7 +49,7 @@ FAMILIES = {  # the model, special pieces, how its tokenizer encloses a text, an
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_are_those_of_transformers(name, tmp_path):
-  """With what its tokenizer puts around a text, and with the forced tokens and ends of `generation_config.json`."""
+  """With what its tokenizer puts around a text, and with the forced tokens, ends and penalties of its own settings."""
   case, special, template, settings = FAMILIES[name]
   theirs = reference.make(case, tmp_path)
   tokenizer = published.byte_level(special)
