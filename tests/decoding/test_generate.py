@@ -11,7 +11,9 @@ from generate_cases import EOS, L, P, V, decoder, draw, encoder_decoder, inputs,
 import more
 from t5x_like.decoding.beam_search import beam_search
 from t5x_like.decoding.generate import greedy, sample
+from t5x_like.decoding.penalties import NoRepeatNgrams, RepetitionPenalty
 from t5x_like.decoding.sampling import ForcedBos, ForcedEos, MinLength, MinP, Step, Temperature, TopK, TopP
+from t5x_like.decoding.stops import StopStrings
 from t5x_like.decoding.unrolled import for_decoding
 from t5x_like.errors import UserError
 from t5x_like.nn import params
@@ -191,13 +193,14 @@ def test_sharded_is_single(make, mesh):
   arrays = params.arrays(m)
   placed = jax.device_put(arrays, rules.of_params(params.named_params(m)))
   rows = jax.device_put(batch, rules.batch())
+  stop = StopStrings([b"aa", b"bcd"], [b"", b"", b"a", b"ab", b"b", b"cd"])
 
   def all_ways(arrays, batch):
     m = params.with_arrays(make(), arrays)
     return (
       greedy(m, batch, max_length=L),
-      sample(m, batch, jax.random.key(0), max_length=L, transforms=(TopP(0.9),)),
-      *beam_search(m, batch, max_length=L, beams=3),
+      sample(m, batch, jax.random.key(0), max_length=L, transforms=(RepetitionPenalty(1.2), TopP(0.9))),
+      *beam_search(m, batch, max_length=L, beams=3, transforms=(NoRepeatNgrams(2),), stop=stop),
     )
 
   def sharded(arrays, batch):
