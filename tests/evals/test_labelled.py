@@ -14,6 +14,8 @@ from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.data.supervised.words import character_spans
 from t5x_like.decoding.generate import greedy
+from t5x_like.decoding.penalties import NoRepeatNgrams
+from t5x_like.decoding.sampling import MinLength
 from t5x_like.errors import UserError
 from t5x_like.evals import Setting
 from t5x_like.metrics.squad import Answers
@@ -97,9 +99,12 @@ def test_generated_texts_are_those_of_greedy_decoding_of_whole_rows(marked, tmp_
   fields = {"source": source, "inputs": "tag: {tokens.<*>}", "targets": "{1.<*>}"}
   extra = [f"task.{name}={value}" for name, value in fields.items()] if marked else []
   metrics = ["exact", "tags" if marked else "bleu"]
-  evaluator, arrays, task, parts = made("generation", tmp_path, extra=extra, metrics=metrics, max_examples=16)
+  penalties = {} if marked else {"no_repeat_ngram_size": 1, "min_new_tokens": 3}
+  given = {"metrics": metrics, "max_examples": 16, "penalties": penalties}
+  evaluator, arrays, task, parts = made("generation", tmp_path, extra=extra, **given)
   (batch,) = loader.eval_batches(task, batch_size=16, max_examples=16)
-  decode = jax.jit(lambda tokens: greedy(params.with_arrays(parts.model, arrays), tokens, max_length=24))
+  options = {"max_length": 24, "transforms": () if marked else (NoRepeatNgrams(1), MinLength(3))}
+  decode = jax.jit(lambda tokens: greedy(params.with_arrays(parts.model, arrays), tokens, **options))
   tokens = np.asarray(decode({"encoder_input_tokens": batch["encoder_input_tokens"]}))
   eos = task.vocabulary.eos_id
   texts = [task.vocabulary.decode(row[: row.index(eos)] if eos in row else row).strip() for row in tokens.tolist()]
@@ -203,6 +208,8 @@ def test_what_cannot_be_scored_is_refused_before_training(tmp_path):
   assert "'idx'" in refusal("classification", tmp_path, ids=("idx",))
   assert "one of ar, de" in refusal("span_qa", tmp_path, language="xx")
   assert "did you mean 'rouge'" in refusal("generation", tmp_path, metrics=["rogue"])
+  assert "penalties.min_tokens: unknown" in refusal("generation", tmp_path, penalties={"min_tokens": 3})
+  assert "found '3', expected a number" in refusal("generation", tmp_path, penalties={"no_repeat_ngram_size": "3"})
   with pytest.raises(UserError, match="max_examples"):
     made("tagging", tmp_path, max_examples=0)
 
