@@ -7,11 +7,12 @@ text, `rows` the number of batch rows it takes.
 """
 
 import dataclasses
+from typing import Literal
 
 import jax
 
 from t5x_like.decoding import named
-from t5x_like.decoding.beam_search import GnmtPenalty, Penalty, PowerPenalty, beam_search
+from t5x_like.decoding.beam_search import Attainable, GnmtPenalty, Penalty, PowerPenalty, Transformers, beam_search
 from t5x_like.decoding.generate import drawn, generate, likeliest
 from t5x_like.decoding.named import FILTERS
 from t5x_like.decoding.sampling import Transform
@@ -73,6 +74,7 @@ class Beams:
   predictions: int
   length_penalty: Penalty
   transforms: tuple[Transform, ...] = ()
+  rule: Attainable = Attainable()
   rows = 1
 
   def __call__(
@@ -84,6 +86,7 @@ class Beams:
       max_length=max_length,
       beams=self.beams,
       length_penalty=self.length_penalty,
+      rule=self.rule,
       transforms=self.transforms,
       eos=eos,
       stop=stop,
@@ -101,11 +104,13 @@ def choose(
   seed: int | None = None,
   length_penalty: float | None = None,
   length_power: float | None = None,
+  early_stopping: bool | Literal["never"] | None = None,
   **given: float,
 ) -> Strategy:
   """Return the strategy selected by the command line's flags.
 
   Args:
+    early_stopping: of published models, whose beams stop as in `transformers`; None stops them as in T5X.
     given: values by the names of `decoding.named`; any filter selects sampling.
   Raises:
     UserError: a value is out of range, or flags exclude each other.
@@ -129,7 +134,8 @@ def choose(
     if len(ranked) > 1:
       raise UserError(f"--length_penalty={length_penalty} --length_power={length_power}: leave out one of the two")
     penalty = GnmtPenalty(ranked.get("length_penalty", 0.6)) if length_power is None else PowerPenalty(length_power)
-    return Beams(beams, samples, penalty, transforms)
+    rule = Attainable() if early_stopping is None else Transformers(early_stopping)
+    return Beams(beams, samples, penalty, transforms, rule)
   for name, value in ranked.items():
     raise UserError(f"--{name}={value}: ranks the sequences of a beam search; give --beams=4 too")
   if filters or samples > 1:

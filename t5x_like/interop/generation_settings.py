@@ -6,7 +6,7 @@ same every time unless draws are asked for.
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from t5x_like import slots
 from t5x_like.errors import UserError
@@ -23,13 +23,14 @@ _KINDS = {
   **dict.fromkeys(("no_repeat_ngram_size", "num_beams", "min_length", "max_length"), Whole),
   **dict.fromkeys(("min_new_tokens", "max_new_tokens"), Whole),
   "length_penalty": float,
+  "early_stopping": bool | Literal["never"],
   "bad_words_ids": _Sequences,
   "suppress_tokens": Wholes,
 }
 
 
-def options(own: Mapping[str, Any], both: bool, origin: str) -> dict[str, float]:
-  """Return the options of `predict` that settings ask for.
+def options(own: Mapping[str, Any], both: bool, origin: str) -> dict[str, Any]:
+  """Return the options of `predict` that settings ask for, and `early_stopping` beside beams.
 
   Lengths that count a decoder's prompt are left out.
 
@@ -51,8 +52,9 @@ def options(own: Mapping[str, Any], both: bool, origin: str) -> dict[str, float]
   if (penalty := given.get("repetition_penalty", 1.0)) != 1.0:
     found["repetition_penalty"] = penalty
   if (beams := given.get("num_beams", 1)) > 1:
-    found |= {"beams": beams, "length_power": given.get("length_penalty", 1.0)}
-  return {name: value for name, value in found.items() if value or name == "length_power"}
+    power, stopping = given.get("length_penalty", 1.0), given.get("early_stopping", False)
+    found |= {"beams": beams, "length_power": power, "early_stopping": stopping}
+  return {name: value for name, value in found.items() if value or name in ("length_power", "early_stopping")}
 
 
 def banned(own: Mapping[str, Any], size: int) -> list[list[int]]:
@@ -74,7 +76,7 @@ def exported(evals: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any], 
   search = next((one for name, one in evals.items() if one.get("name", name) == "generation"), {})
   beams, found = search.get("beams", 1), dict(search.get("penalties") or {})
   if beams > 1:
-    found |= {"num_beams": beams, "length_penalty": search.get("length_power")}
+    found |= {"num_beams": beams, "length_penalty": search.get("length_power"), "early_stopping": "never"}
   if not found:
     return None
   found["max_new_tokens"] = search.get("max_new_tokens")
@@ -92,8 +94,8 @@ def merged(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
   drawn = {"samples", "seed", "temperature", "top_k", "top_p", "min_p", "typical_p"} & given.keys()
   if drawn or given.get("beams") == 1:
     own.pop("beams", None)
-  if "length_penalty" in given or "beams" not in {**own, **given} or given.get("beams") == 1:
-    own.pop("length_power", None)
+  if "length_penalty" in given or {**own, **given}.get("beams", 1) == 1:
+    own = {name: value for name, value in own.items() if name not in ("length_power", "early_stopping")}
   if "min_new_tokens" in own and "max_new_tokens" in given:
     own["min_new_tokens"] = min(own["min_new_tokens"], given["max_new_tokens"])
   if "max_new_tokens" in own and "min_new_tokens" in given:

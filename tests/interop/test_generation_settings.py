@@ -16,12 +16,19 @@ BART_CNN = {  # the published ones
   "no_repeat_ngram_size": 3,
   "num_beams": 4,
 }
-OWN = {"beams": 4, "length_power": 2.0, "no_repeat_ngram_size": 3, "min_new_tokens": 55, "max_new_tokens": 141}
+OWN = {
+  "beams": 4,
+  "length_power": 2.0,
+  "early_stopping": True,
+  "no_repeat_ngram_size": 3,
+  "min_new_tokens": 55,
+  "max_new_tokens": 141,
+}
 
 
 def test_published_settings_are_options():
   assert options(BART_CNN, True, "file") == OWN
-  assert options(BART_CNN, False, "file") == {k: OWN[k] for k in ("beams", "length_power", "no_repeat_ngram_size")}
+  assert options(BART_CNN, False, "file") == {k: OWN[k] for k in OWN if "new" not in k}
   drawn = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05, "min_new_tokens": None}
   assert options(drawn, False, "file") == {"repetition_penalty": 1.05}
   assert options({"repetition_penalty": 1.0, "num_beams": 1, "no_repeat_ngram_size": 0}, True, "file") == {}
@@ -55,5 +62,5 @@ def test_a_run_exports_the_search_of_its_evaluator():
   ids = {"eos_token_id": 2, "pad_token_id": 1}
   found = json.loads(exported({"loss": {}, "dev": evaluator}, {**ids, "d_model": 8}, b'{"eos_token_id": [2, 5]}'))
   assert found["eos_token_id"] == [2, 5] and found["pad_token_id"] == 1 and "d_model" not in found
-  assert options(found, True, "file") == OWN
+  assert options(found, True, "file") == OWN | {"early_stopping": "never"}  # T5X's rule is the nearest to it
   assert exported({"loss": {}}, ids) is exported({"dev": {"name": "generation", "max_new_tokens": 9}}, ids) is None

@@ -26,7 +26,7 @@ FAMILIES = {  # the model, special pieces, how its tokenizer encloses a text, an
     cases.Case("T5ForConditionalGeneration", "T5Config", cases.T5 | dict(vocab_size=TABLE), "encoder_decoder"),
     ["<pad>", "</s>", "<unk>"],
     "$A </s>",
-    {},
+    dict(num_beams=3, length_penalty=2.0, early_stopping=True, max_length=9),
   ),
   "bart": (
     cases.Case("BartForConditionalGeneration", "BartConfig", BART, "encoder_decoder"),
@@ -42,14 +42,14 @@ FAMILIES = {  # the model, special pieces, how its tokenizer encloses a text, an
     ),
     [*MASKED, "<de>"],
     "<de> $A </s>",
-    dict(forced_bos_token_id=4),
+    dict(forced_bos_token_id=4, num_beams=2, repetition_penalty=1.2),
   ),
 }
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_are_those_of_transformers(name, tmp_path):
-  """With what its tokenizer puts around a text, and with the forced tokens, ends and penalties of its own settings."""
+  """With what its tokenizer puts around a text, and the ends, forced tokens, penalties and beams of its settings."""
   case, special, template, settings = FAMILIES[name]
   theirs = reference.make(case, tmp_path)
   tokenizer = published.byte_level(special)
@@ -82,3 +82,24 @@ def test_texts_are_those_of_transformers(name, tmp_path):
   for text, answer in zip(TEXTS, found, strict=True):
     expected = [i for i in generated(text).tolist() if i not in (often, *tokenizer.all_special_ids)]
     assert answer == tokenizer.decode(expected)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_strings_end_texts_where_they_do_in_transformers(beams, tmp_path):
+  """Theirs keep the string, and ours do not."""
+  case, special, *_ = FAMILIES["gpt2"]
+  theirs = reference.make(case, tmp_path)
+  tokenizer = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=published.byte_level(special), eos_token=special[0], pad_token=special[0]
+  )
+  tokenizer.save_pretrained(tmp_path)
+  ours, search = t5x.load(str(tmp_path)), {} if beams == 1 else {"beams": beams, "length_power": 1.0}
+  for text in TEXTS:
+    (whole,) = ours.generate([text], max_new_tokens=NEW, **search)
+    stop = whole[2:5]
+    given = tokenizer(text, return_tensors="pt")
+    options = dict(num_beams=beams, early_stopping="never", do_sample=False, max_new_tokens=NEW, pad_token_id=0)
+    with torch.no_grad():
+      out = theirs.generate(**given, **options, stop_strings=[stop], tokenizer=tokenizer)[0]
+    expected = tokenizer.decode(out[given["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert ours.generate(text, max_new_tokens=NEW, stop=stop, **search) == expected.partition(stop)[0]
