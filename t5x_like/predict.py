@@ -110,9 +110,9 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   else:
     answers = model.predict(inputs, choices, origin=f"--input={args.input}", **options)
   process.say(f"{args.workdir}: step {model.step}; {len(inputs)} {'files' if of_images else 'lines'}")
-  if model.settings and not args.embed:
-    own = ", ".join(f"{name}={value}" for name, value in model.settings.items() if name not in options)
-    process.say(f"as the model's own settings say, unless flags exclude it: {own}")
+  own = [f"{name}={value}" for name, value in model.settings.items() if name not in options]
+  if own and not args.embed:
+    process.say(f"settings of the model, where no flag excludes them: {', '.join(own)}")
   if of_images and (skipped := images.told(answers)):
     process.say(f"{skipped}; `error` in the output says which")
   return answers
