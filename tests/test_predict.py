@@ -213,7 +213,7 @@ def test_a_prefix_is_seen_whole(decoder, ask, tmp_path):
 class Fixed(strategies.Greedy):
   """Says the same to every text."""
 
-  def __call__(self, model, batch, numbers_B2, *, max_length, eos):
+  def __call__(self, model, batch, numbers_B2, *, max_length, eos, stop):
     B, vocabulary = len(numbers_B2), ByteVocabulary()
     said = [*vocabulary.encode("ab"), 0, vocabulary.size - 1, vocabulary.size + 5, vocabulary.eos_id, 100]
     return jnp.tile(jnp.array(said), (B, 1, 1)), jnp.zeros((B, 1))

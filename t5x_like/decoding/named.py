@@ -21,7 +21,9 @@ FILTERS: dict[str, Maker] = {
 }  # for draws, in the order of application, after penalties
 
 
-def transforms(given: Mapping[str, float], where: str = "--", makers: Mapping[str, Maker] | None = None):
+def transforms(
+  given: Mapping[str, float], where: str = "--", makers: Mapping[str, Maker] | None = None
+) -> tuple[Transform, ...]:
   """Return the transforms of names and values, in their order of application.
 
   Args:

@@ -11,19 +11,14 @@ from typing import Literal
 
 import jax
 
-from t5x_like.decoding import named
 from t5x_like.decoding.beam_search import Attainable, GnmtPenalty, Penalty, PowerPenalty, Transformers, beam_search
 from t5x_like.decoding.generate import drawn, generate, likeliest
-from t5x_like.decoding.named import FILTERS
+from t5x_like.decoding.named import FILTERS, transforms
 from t5x_like.decoding.sampling import Transform
 from t5x_like.decoding.stops import StopStrings
 from t5x_like.errors import UserError
 
 _STEEPEST = 10  # a larger length penalty overflows float32
-
-
-Ids = tuple[int, ...]
-Stop = StopStrings | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +115,7 @@ def choose(
       raise UserError(f"--{name}={value}: expected at least 1")
   if seed is not None and not 0 <= seed < 2**32:
     raise UserError(f"--seed={seed}: expected 0 to 2^32 - 1")
-  transforms, filters = named.transforms(given), [name for name in FILTERS if name in given]
+  chosen, filters = transforms(given), [name for name in FILTERS if name in given]
   ranked = {"length_penalty": length_penalty, "length_power": length_power}
   ranked = {name: value for name, value in ranked.items() if value is not None}
   if beams > 1:
@@ -135,12 +130,12 @@ def choose(
       raise UserError(f"--length_penalty={length_penalty} --length_power={length_power}: leave out one of the two")
     penalty = GnmtPenalty(ranked.get("length_penalty", 0.6)) if length_power is None else PowerPenalty(length_power)
     rule = Attainable() if early_stopping is None else Transformers(early_stopping)
-    return Beams(beams, samples, penalty, transforms, rule)
+    return Beams(beams, samples, penalty, chosen, rule)
   for name, value in ranked.items():
     raise UserError(f"--{name}={value}: ranks the sequences of a beam search; give --beams=4 too")
   if filters or samples > 1:
-    return Sampling(seed or 0, samples, transforms)
+    return Sampling(seed or 0, samples, chosen)
   if seed is not None:
     names = ", ".join(f"--{name}" for name in FILTERS)
     raise UserError(f"--seed={seed}: nothing is drawn; add {names} or --samples")
-  return Greedy(transforms)
+  return Greedy(chosen)
