@@ -61,8 +61,15 @@ class Selection:
     value = self._defined(metrics[self._metric])
     self._values = [pair for pair in self._values if pair[0] != step] + [(step, value)]
     if self.best_step == step:
+      tree = nest({f"params/{name}": x for name, x in arrays.items()})
       with Checkpoints(self._directory, keep_last=1) as checkpoints:
-        checkpoints.save(step, nest({f"params/{name}": x for name, x in arrays.items()}), metadata)
+        checkpoints.set_aside(step, "set_aside")  # the run has gone back from later ones
+        try:
+          checkpoints.save(step, tree, metadata)
+        except UserError:
+          if not checkpoints.set_aside(step - 1, "set_aside"):
+            raise
+          checkpoints.save(step, tree, metadata)  # before a kill or a return, this step had other values
         checkpoints.wait()
 
 

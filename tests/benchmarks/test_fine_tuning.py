@@ -180,6 +180,19 @@ def test_the_best_checkpoint_and_the_stop_do_not_depend_on_kills(killed_after, t
     assert checkpoints.steps() == [2]
 
 
+def test_a_run_that_went_back_may_pick_a_step_again_with_other_values(tmp_path):
+  """As after a kill and a start on another mesh, which rounds differently; a step picked later is no longer there."""
+  score = {"eval/dev/f1": 60.0}
+  for step, value in ((3, 1.0), (3, 2.0), (2, 3.0)):  # each start has no evaluation behind it
+    picked = selection.Selection(_Config(), tmp_path, [])
+    picked.offer(step, score, {"w": jnp.full(2, value)}, {"config": "x"})
+    with Checkpoints(tmp_path / selection.FOLDER) as checkpoints:
+      like = {"params": {"w": jax.ShapeDtypeStruct((2,), jnp.float32, sharding=jnp.ones(2).sharding)}}
+      at, tree, _ = checkpoints.restore(like)
+      assert checkpoints.steps() == [step] == [at] and float(tree["params"]["w"][0]) == value
+  assert (tmp_path / selection.FOLDER / "3.set_aside").exists()
+
+
 @pytest.mark.heavy
 def test_training_stops_when_patience_ends_and_the_best_is_evaluated(pretrained, tmp_path, capsys):
   """With a rate of zero no evaluation is better than the first."""
