@@ -26,7 +26,7 @@ if __package__ in (None, ""):
 
 from launch import commands
 from launch.commands import Job, Shell, last_line, say
-from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, door
+from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, door, retried
 
 _SHIPPED = (
   "t5x_like",
@@ -44,20 +44,29 @@ _ENDED = ("FAILED", "SUSPENDED", "SUSPENDING")
 _SSH_FAILED = 255
 _POLL_SECONDS = 30.0
 _RETRY_SECONDS = 5.0
-# What the hosts run: `control.sh start | state | stop | log`. The job is a process group, which TERM asks to save and
-# end; its exit code is kept.
+# What the hosts run: `control.sh start | state | stop | end | log`. The job is a process group, which TERM asks to save
+# and end; its exit code is kept. After `stop`, one that ended before it could save does not come back either.
 _CONTROL = """#!/bin/bash
 cd "$(dirname "$0")" || exit 1
 alive() { [ ! -f exit_code ] && [ -f pid ] && kill -0 -- "-$(cat pid)" 2>/dev/null; }
 case "$1" in
   start)
     if alive; then echo running; exit 0; fi
-    rm -f exit_code
+    rm -f exit_code stopped
     setsid bash run.sh >> log 2>&1 < /dev/null &
     echo $! > pid
     echo started ;;
-  state) if [ -f exit_code ]; then echo "exit $(cat exit_code)"; elif alive; then echo running; else echo lost; fi ;;
-  stop) if alive; then kill -TERM -- "-$(cat pid)"; echo stopping; else echo "not running"; fi ;;
+  state)
+    if [ -f exit_code ]; then
+      code=$(cat exit_code)
+      if [ -f stopped ] && [ "$code" -gt 128 ]; then code=75; fi
+      echo "exit $code"
+    elif alive; then echo running; else echo lost; fi ;;
+  stop | end)
+    if ! alive; then echo "not running"; exit 0; fi
+    if [ "$1" = stop ]; then touch stopped; fi
+    kill -TERM -- "-$(cat pid)"
+    echo stopping ;;
   log) tail -n "${2:-100}" log ;;
 esac
 """
@@ -84,7 +93,10 @@ class Slices:
     return self.shell.run(["gcloud", "compute", "tpus", *words, *place, "--quiet"], asks=asks)
 
   def state(self) -> str | None:
-    """Return the state of the queued resource, such as ACTIVE; None if there is none."""
+    """Return the state of the queued resource, such as ACTIVE; None if there is none. Retries transient errors."""
+    return retried(self._state, self.name)
+
+  def _state(self) -> str | None:
     done = self.gcloud("queued-resources", "describe", self.name, "--format=json", asks=True)
     if done.returncode:
       if "NOT_FOUND" in done.stderr or "not found" in done.stderr:
@@ -236,18 +248,12 @@ def train(slices: Slices, job: Job) -> int:
     slices.shell.sleep(_POLL_SECONDS)
     if slices.state() != "ACTIVE":
       return EXIT_PREEMPTED
-    try:
-      states = slices.ssh(hosts, f"{control} state")
-    except TransientError as error:
-      if slices.state() == "ACTIVE":
-        raise
-      say(str(error))
-      return EXIT_PREEMPTED
+    states = slices.ssh(hosts, f"{control} state")
     codes = [_code(state) for state in states.values()]
     if all(code is not None for code in codes):
       return commands.class_of(codes)
     if any(codes):  # the others wait for one that has ended
-      slices.ssh(hosts, f"{control} stop")
+      slices.ssh(hosts, f"{control} end")
   return 0
 
 
@@ -262,8 +268,14 @@ def start(slices: Slices, job: Job, restarts: int) -> int:
   failures = preemptions = 0
   while True:
     slices.ensure()
-    install(slices, job)
-    code = train(slices, job)
+    try:
+      install(slices, job)
+      code = train(slices, job)
+    except TransientError as error:
+      if slices.state() == "ACTIVE":
+        raise
+      say(str(error))
+      code = EXIT_PREEMPTED
     told = f"({failures} failures, {preemptions} preemptions before)"
     if code == 0:
       say(f"{job.name} has finished {told}" if not slices.shell.dry_run else f"{job.name}: nothing was run")
@@ -273,7 +285,7 @@ def start(slices: Slices, job: Job, restarts: int) -> int:
       say(f"preempted {told}")
       continue
     if code == EXIT_PREEMPTED:
-      say(f"{job.name} was stopped and has saved; the same command goes on {told}")
+      say(f"{job.name} was stopped; the same command goes on from the last step that it saved {told}")
       return code
     failures += 1
     if not commands.starts_again(code) or failures > restarts:

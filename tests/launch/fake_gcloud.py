@@ -44,6 +44,8 @@ def queued_resources(action, name, words, state, plan):
           os.killpg(int(pid.read_text()), signal.SIGKILL)
       shutil.rmtree(host)
     return ""
+  if plan["describe_errors"]:
+    fail(1, plan["describe_errors"].pop(0))
   now = held["states"].pop(0) if len(held["states"]) > 1 else held["states"][0]
   return json.dumps({"state": {"state": now}})
 

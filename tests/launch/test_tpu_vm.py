@@ -4,6 +4,8 @@ import json
 import pathlib
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -31,8 +33,9 @@ def cloud(tmp_path, monkeypatch):
   monkeypatch.setattr(tpu_vm, "_RETRY_SECONDS", 0.01)
   monkeypatch.setattr(tpu_vm, "_package", lambda: EMPTY_TAR)
 
-  def prepare(states=(("ACTIVE",),), hosts=2, create_errors=(), unreachable=None):
+  def prepare(states=(("ACTIVE",),), hosts=2, create_errors=(), unreachable=None, describe_errors=()):
     plan = {"states": states, "hosts": hosts, "create_errors": create_errors, "unreachable": unreachable or {}}
+    plan["describe_errors"] = describe_errors
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "state.json").write_text(json.dumps({"queued": {}}))
     return lambda *kind: [
@@ -131,6 +134,18 @@ def test_a_host_that_stays_away_ends_it(cloud, capsys):
   assert "worker 1 of t5-base" in capsys.readouterr().err
 
 
+def test_a_slice_taken_away_while_it_is_set_up_is_asked_for_again(cloud, capsys):
+  calls = cloud(states=[["ACTIVE", "SUSPENDED"], ["ACTIVE"]], unreachable={"1": 4})
+  assert start("--restarts=0") == 0
+  assert len(calls("queued-resources", "create")) == 2
+  assert "worker 1 of t5-base" in (err := capsys.readouterr().err) and "(0 failures, 1 preemptions before)" in err
+
+
+def test_a_state_that_cannot_be_asked_for_is_asked_again(cloud):
+  cloud(describe_errors=["INTERNAL: 503 try again"])
+  assert start() == 0
+
+
 @pytest.mark.parametrize("code, starts", [(3, 1), (69, 2)])
 def test_exit_codes_decide_about_restarts(code, starts, cloud, capsys):
   cloud()
@@ -140,16 +155,15 @@ def test_exit_codes_decide_about_restarts(code, starts, cloud, capsys):
   assert f"failed with exit code {code}" in capsys.readouterr().err
 
 
-def test_stop_lets_the_run_save(cloud, capsys):
+@pytest.mark.parametrize("saves", [True, False])
+def test_stop_ends_a_job_for_good(saves, cloud, capsys):
+  """It saves, unless it has only begun and TERM ends it."""
   cloud(states=[["ACTIVE"]])
+  handler = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); "
   program = (
-    "import os, signal, sys, time; "
-    "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); "
+    f"import os, signal, sys, time; {handler * saves}"
     "print('up', flush=True); open(os.path.expanduser('~/up'), 'w'); time.sleep(30)"
   )
-  import threading
-  import time
-
   codes = []
   thread = threading.Thread(target=lambda: codes.append(start(program=program)))
   thread.start()
@@ -157,8 +171,8 @@ def test_stop_lets_the_run_save(cloud, capsys):
     time.sleep(0.05)
   assert start(action="stop") == 0
   thread.join(20)
-  assert codes == [75] and all("saved" in log for log in host_files(cloud, "log"))
-  assert "was stopped and has saved" in capsys.readouterr().err
+  assert codes == [75] and all(("saved" in log) == saves for log in host_files(cloud, "log"))
+  assert "was stopped" in capsys.readouterr().err
 
 
 def test_no_shell_reads_arguments_and_no_secret_is_printed(cloud, capsys, monkeypatch, tmp_path):
