@@ -12,6 +12,7 @@ take the same flags. Options that are not listed here are given as --sbatch=--OP
 
 import pathlib
 import re
+import shlex
 import sys
 
 if __package__ in (None, ""):
@@ -22,7 +23,19 @@ from launch.commands import Job, Shell, last_line, say
 from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, door
 
 _SRUN = "srun --kill-on-bad-exit=1"
+# Around the command of each task, after a file's name. The first task to fail ends the others, and srun passes on the
+# highest code, a signal's: so a task keeps a code that ends the job. SLURM's cgroups give TERM to this shell alone.
+_TASK = """
+"$@" &
+trap "kill -TERM $!" TERM
+while wait $!; kill -0 $! 2> /dev/null; do :; done  # TERM ends a wait
+wait $!
+code=$?
+case $code in {ended}) echo $code >> "$0" ;; esac
+exit $code
+"""
 _STOP = "slurm.stop"  # in the workdir: a job that ends is not put back into the queue
+_ENDED = "slurm.code"  # in the workdir: the codes of tasks that another start cannot mend
 
 
 def script(job: Job, args, log: str) -> str:
@@ -40,16 +53,20 @@ def script(job: Job, args, log: str) -> str:
     "signal": f"TERM@{args.grace_seconds}",
   }
   given = [f"--{name}={value}" for name, value in options.items() if value is not None] + ["--requeue", *args.sbatch]
-  ended = "|".join(map(str, (0, *EXITS_NOT_RESTARTED)))
+  stop, ended = (commands.quoted(pathlib.Path(log).with_name(name)) for name in (_STOP, _ENDED))
+  useless = "|".join(map(str, EXITS_NOT_RESTARTED))
+  task = f"{_SRUN} bash -c {shlex.quote(_TASK.format(ended=useless))} {ended}"
   lines = [
     "#!/bin/bash",
     *map(_directive, given),
     *commands.exports(job.environment),
     f"cd {commands.quoted(args.directory or commands.ROOT)} || exit 2",
-    f"{_SRUN} {commands.preflight(job)} && {_SRUN} {commands.quoted(*job.command)}",
+    f"rm -f {ended}",
+    f"{task} {commands.preflight(job)} && {task} {commands.quoted(*job.command)}",
     "code=$?",
-    f'[ -e {commands.quoted(pathlib.Path(log).with_name(_STOP))} ] && exit "$code"  # asked to stop',
-    f'case "$code" in {ended}) exit "$code" ;; esac',
+    f'[ -s {ended} ] && code="$(head -n 1 {ended})"',
+    f'[ -e {stop} ] && exit "$code"  # asked to stop',
+    f'case "$code" in 0|{useless}) exit "$code" ;; esac',
     f'if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {args.restarts} ]; then',
     '  echo "[launcher] exit code $code: back into the queue (restart $((${SLURM_RESTART_COUNT:-0} + 1)))"',
     '  scontrol requeue "$SLURM_JOB_ID" && sleep 60',

@@ -57,6 +57,26 @@ def test_a_host_that_fails_the_check_trains_nothing(programs):
   assert (programs / "scontrol").read_text() == "requeue 7\n"
 
 
+def test_one_task_with_an_error_to_mend_ends_the_job(programs):
+  """SLURM kills the other tasks, and srun passes on the highest code."""
+  fake(programs / "bin", "srun", 'shift; SLURM_PROCID=0 "$@"; SLURM_PROCID=1 "$@"; code=$?; exit $code')
+  assert start(programs, program="import os, sys; sys.exit((2, 137)[int(os.environ['SLURM_PROCID'])])") == 0
+  assert (programs / "code").read_text().strip() == "2" and not (programs / "scontrol").exists()
+  assert start(programs, program="import sys; sys.exit(137)") == 0  # the code of the start before counts no more
+  assert (programs / "code").read_text().strip() == "137" and (programs / "scontrol").exists()
+
+
+def test_a_task_saves_where_its_shell_alone_gets_term(programs):
+  up = programs / "up"
+  wait = f"until [ -e {up} ] || ! kill -0 $! 2>/dev/null; do sleep 0.1; done"
+  fake(programs / "bin", "srun", f'shift; "$@" & {wait}; kill -TERM $!; wait $!')
+  fake(programs / "bin", "python", "exit 0")  # the check before
+  handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))"
+  program = f"import signal, sys, time; {handler}; open({str(up)!r}, 'w'); time.sleep(60)"
+  assert start(programs, program=program) == 0
+  assert (programs / "code").read_text().strip() == "75" and (programs / "scontrol").read_text() == "requeue 7\n"
+
+
 def test_restarts_have_an_end(programs, monkeypatch):
   monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
   assert start(programs, flags=["--restarts=2"], program="import sys; sys.exit(69)") == 0
