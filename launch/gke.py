@@ -60,6 +60,7 @@ def manifest(job: Job, args) -> dict:
   if args.host_directory:
     pod["volumes"] = [{"name": "host", "hostPath": {"path": args.host_directory, "type": "DirectoryOrCreate"}}]
     container["volumeMounts"] = [{"name": "host", "mountPath": args.host_directory}]
+    pod["initContainers"] = [_opening(container, args.host_directory)]
   if args.service_account:
     pod["serviceAccountName"] = args.service_account
   slice_ = {
@@ -93,6 +94,17 @@ def manifest(job: Job, args) -> dict:
         {"name": "slice", "replicas": 1 if _is_gpu(args) else args.slices, "template": {"spec": slice_}}
       ],
     },
+  }
+
+
+def _opening(container: dict, directory: str) -> dict:
+  """Return a container that lets the image's user write to a directory of the node, which Kubernetes makes root's."""
+  return {
+    "name": "open",
+    "image": container["image"],
+    "command": ["chmod", "1777", directory],
+    "securityContext": {"runAsUser": 0},
+    "volumeMounts": container["volumeMounts"],
   }
 
 
@@ -203,6 +215,8 @@ def main(argv: list[str] | None = None) -> int:
   if args.action == "start":
     if not args.image:
       raise UserError("--image is missing: docker build -f launch/Dockerfile -t IMAGE . && docker push IMAGE")
+    if _is_gpu(args) and args.slices > 1:
+      raise UserError(f"--slices={args.slices}: GPUs have none; give --nodes={args.slices}")
     if not all(n.isdecimal() and int(n) for n in args.topology.split("x")):
       raise UserError(f"--topology={args.topology}: expected a shape such as 4x4 or 2x2x4")
     return start(job, args, shell)

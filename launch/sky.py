@@ -3,9 +3,10 @@
   python launch/sky.py start --accelerators=tpu-v5litepod-16 --spot -- \\
     python -m t5x_like.train --config=configs/t5/base.py --workdir=gs://bucket/t5_base
 
-`start` runs `sky jobs launch` with a task made here; --dry_run prints it. After preemptions, and exit codes that
-another start may mend, SkyPilot runs the same command again, which goes on. `status`, `logs` and `stop` take the same
-flags. Secrets are given as --secret=NAME, read from this environment, and are never printed.
+`start` runs `sky jobs launch` with a task made here; --dry_run prints it. After preemptions and signals, and faults of
+network and disk, SkyPilot runs the same command again, which goes on. After other errors it does so up to `--restarts`
+times, whichever they are: it has one limit for bugs and for errors that another start cannot mend. `status`, `logs` and
+`stop` take the same flags. Secrets are given as --secret=NAME, read from this environment, and are never printed.
 """
 
 import json
@@ -21,6 +22,7 @@ from launch import commands
 from launch.commands import Job, Shell, last_line, say
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, door
 
+_AGAIN = (EXIT_TRANSIENT, EXIT_PREEMPTED, 130, 143)  # as often as need be; the last are signals before the first step
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
@@ -28,11 +30,7 @@ def task(job: Job, args) -> dict:
   """Return SkyPilot's task, as JSON, which is YAML too."""
   extras = commands.extras(job, "tpu" if args.accelerators.startswith("tpu") else "cuda12")
   tpu = {"accelerator_args": {"runtime_version": args.runtime_version}} if args.runtime_version else {}
-  recovery = {
-    "strategy": "FAILOVER",
-    "max_restarts_on_errors": args.restarts,
-    "recover_on_exit_codes": [EXIT_TRANSIENT, EXIT_PREEMPTED],
-  }
+  recovery = {"strategy": "FAILOVER", "max_restarts_on_errors": args.restarts, "recover_on_exit_codes": list(_AGAIN)}
   return {
     "name": job.name,
     "workdir": str(commands.ROOT),
@@ -92,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--runtime_version", default="", help="of a TPU VM's image")
   parser.add_argument("--nodes", type=int, default=1, help="of GPUs; a TPU slice is one (default: 1)")
   parser.add_argument("--spot", action="store_true", help="on machines that may be taken away")
-  parser.add_argument("--restarts", type=int, default=10, help="after failures (default: 10)")
+  parser.add_argument("--restarts", type=int, default=0, help="after other errors, also 2, 3 and 4 (default: 0)")
   parser.add_argument("--secret", action="append", default=[], metavar="NAME", help="a variable of this environment")
   args = commands.parse(parser, argv)
   job, shell = commands.job(args), Shell(args.dry_run)

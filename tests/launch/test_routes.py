@@ -56,6 +56,8 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
   assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
   assert container["volumeMounts"] == [{"name": "host", "mountPath": "/dev/shm/t5x_like"}]
   assert pod["volumes"][0]["hostPath"]["path"] == "/dev/shm/t5x_like"
+  (opens,) = pod["initContainers"]  # the image's user, not root, writes there
+  assert opens["command"][-1] == "/dev/shm/t5x_like" and opens["securityContext"] == {"runAsUser": 0}
   bash, c, script = (word.replace("$$", "$") for word in container["command"])  # as Kubernetes does
   echo = f"python() {{ printf '%s\\n' \"$@\"; }}; {script.replace('exec ', '')}"
   said = subprocess.run([bash, c, echo], capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
@@ -139,6 +141,8 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
   assert sky.main(["start", "--accelerators=H100:8", "--nodes=2", *COMMAND]) == 0
   task = json.loads((tmp_path / "task").read_text())
   assert task["name"].startswith(name) and task["num_nodes"] == 2 and "[cuda12,gcs]" in task["setup"]
+  recovery = task["resources"]["job_recovery"]  # SkyPilot counts every other code, 2, 3 and 4 among them
+  assert recovery["recover_on_exit_codes"] == [69, 75, 130, 143] and recovery["max_restarts_on_errors"] == 0
   script = 'exec() { "$@"; }; python() { printf \'%s\\n\' "$@"; }; SKYPILOT_NUM_NODES=1\n' + task["run"]
   said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
   assert said[3:] == list(COMMAND[2:]) and not (tmp_path / "pwned").exists()
@@ -155,6 +159,7 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
   [
     (gke.main, ["start", *COMMAND], "--image"),
     (gke.main, ["start", "--image=x", "--topology=big", *COMMAND], "--topology=big"),
+    (gke.main, ["start", "--image=x", "--accelerator=nvidia-l4", "--slices=2", *COMMAND], "--nodes=2"),
     (gke.main, ["start", "--image=x", "--chips_per_host=0", *COMMAND], "--chips_per_host"),
     (gke.main, ["start", *GKE, "--env=HF_TOKEN=1", *COMMAND], "HF_TOKEN: looks like a secret"),
     (sky.main, ["start", "--env=WANDB_API_KEY=1", *COMMAND], "WANDB_API_KEY: looks like a secret"),
