@@ -15,12 +15,12 @@ def constant(*, learning_rate: NotNegative) -> Schedule:
   return optax.constant_schedule(learning_rate)
 
 
-def rsqrt(*, learning_rate: NotNegative = 1.0, warmup_steps: Count = 10_000) -> Schedule:
+def rsqrt(*, learning_rate: NotNegative = 1.0, warmup_steps: Positive = 10_000) -> Schedule:
   """Stay constant, then decay: `learning_rate / sqrt(max(step, warmup_steps))` (Raffel et al. 2020, 3.1.2)."""
   return lambda step: learning_rate / jnp.sqrt(jnp.maximum(step, warmup_steps))
 
 
-def warmup_rsqrt(*, learning_rate: NotNegative, warmup_steps: Count) -> Schedule:
+def warmup_rsqrt(*, learning_rate: NotNegative, warmup_steps: Positive) -> Schedule:
   """Linear warm-up from zero to `learning_rate`, then inverse square root decay (Vaswani et al. 2017, section 5.3).
 
   The paper's `D^-0.5 * min(step^-0.5, step * warmup^-1.5)` peaks at `(D * warmup)^-0.5`.

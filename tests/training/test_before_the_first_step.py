@@ -41,6 +41,7 @@ def refused(capsys, tmp_path, *flags, recipe="tests/recipes/nano.py") -> str:
     ("checkpoint.keep_last=0", "config.checkpoint.keep_last: found 0"),
     ("task.inputs_length=4611686018427387904", "config.task.inputs_length: found 4611686018427387904 .*16,777,216"),
     ('schedule={"name": "linear", "learning_rate": 0.1, "warmup_steps": 60}', "warmup_steps: found 60 in a run"),
+    ('schedule={"name": "rsqrt", "warmup_steps": 0}', "config.schedule.warmup_steps: found 0 .*above 0"),
     ("evals.loss.max_examples=0", "config.evals.loss.max_examples: found 0 .*a whole number above 0"),
     ("evals.loss.max_examples=-3", "config.evals.loss.max_examples: found -3"),
     ("eval_split=valid", "valid: no token store .*there are train, validation"),
