@@ -69,7 +69,12 @@ def job(args: argparse.Namespace) -> Job:
   Raises:
     UserError: no train command or workdir, a name that platforms refuse, or a variable that is not set.
   """
-  workdir = next((word.partition("=")[2] for word in args.command if word.startswith("--workdir=")), "")
+  words = [
+    f"{word}={after}" if word == "--workdir" else word for word, after in zip(args.command, [*args.command[1:], ""])
+  ]
+  workdir = next(
+    (word.partition("=")[2] for word in words[::-1] if word.startswith("--workdir=")), ""
+  )  # the last counts
   if workdir.startswith("-"):
     raise UserError(f"--workdir={workdir}: found a flag, expected a directory; write it as ./{workdir}")
   if not workdir:

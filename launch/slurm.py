@@ -142,6 +142,9 @@ def main(argv: list[str] | None = None) -> int:
       raise UserError(f"--sbatch={option}: expected an option of sbatch, --OPTION=VALUE")
   if "://" in job.workdir:
     raise UserError(f"--workdir={job.workdir}: expected a directory that all nodes share; the script and log go there")
+  there = args.directory or str(commands.ROOT)
+  if not pathlib.Path(job.workdir).is_absolute() and pathlib.Path(there).absolute() != pathlib.Path.cwd():
+    raise UserError(f"--workdir={job.workdir}: expected an absolute path, as the job runs in {there}, not here")
   if args.action == "start":
     return start(job, args, shell)
   if args.action == "logs":

@@ -9,7 +9,7 @@ import sys
 import fsspec
 import pytest
 
-from launch import gke, preflight, sky
+from launch import commands, gke, preflight, sky
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 WORKDIR = "--workdir=gs://bucket/runs/T5 base"
@@ -172,6 +172,12 @@ def test_what_cannot_start_is_refused_in_one_line(main, argv, words, capsys):
   assert main(argv) == 2
   err = capsys.readouterr().err
   assert words in err and len(err.splitlines()) == 1
+
+
+def test_the_workdir_is_the_one_that_the_command_takes():
+  for words in (("--workdir", "gs://b/run"), ("--workdir=gs://b/old", "--workdir=gs://b/run")):
+    parsed = commands.parse(commands.parser("", ("start",)), ["start", "--", "python", *words, "--config=x"])
+    assert commands.job(parsed).workdir == "gs://b/run"
 
 
 def test_the_image_has_what_the_manifest_runs():

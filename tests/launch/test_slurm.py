@@ -122,11 +122,13 @@ def test_stop_lets_a_running_job_save_and_not_come_back(programs):
 
 def test_what_cannot_start_is_refused_in_one_line(programs, capsys):
   assert slurm.main(["start", "--", "python", "x.py", "--workdir=gs://bucket/run"]) == 2
+  assert slurm.main(["start", "--directory=/project", "--", "python", "x.py", "--workdir=runs/here"]) == 2
   assert start(programs, flags=["--sbatch=rm -rf /"]) == 2
   fake(programs / "bin", "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
   assert start(programs) == 2
   lines = capsys.readouterr().err.splitlines()
-  assert len(lines) == 3 and "share" in lines[0] and "--sbatch" in lines[1] and "invalid partition" in lines[2]
+  assert "share" in lines[0] and "absolute path, as the job runs in /project" in lines[1]
+  assert len(lines) == 4 and "--sbatch" in lines[2] and "invalid partition" in lines[3]
 
 
 real = pytest.mark.skipif(bool(slurm_cluster.missing()), reason="no SLURM; on Debian: apt-get install slurm-wlm")
