@@ -69,12 +69,9 @@ def job(args: argparse.Namespace) -> Job:
   Raises:
     UserError: no train command or workdir, a name that platforms refuse, or a variable that is not set.
   """
-  words = [
-    f"{word}={after}" if word == "--workdir" else word for word, after in zip(args.command, [*args.command[1:], ""])
-  ]
-  workdir = next(
-    (word.partition("=")[2] for word in words[::-1] if word.startswith("--workdir=")), ""
-  )  # the last counts
+  pairs = zip(args.command, [*args.command[1:], ""])
+  words = (f"{word}={after}" if word == "--workdir" else word for word, after in pairs)
+  *_, workdir = "", *(word.partition("=")[2] for word in words if word.startswith("--workdir="))  # the last counts
   if workdir.startswith("-"):
     raise UserError(f"--workdir={workdir}: found a flag, expected a directory; write it as ./{workdir}")
   if not workdir:
