@@ -114,8 +114,8 @@ class MetricsWriter:
       for tracker in self._trackers:
         tracker.flush()
 
-  def close(self, complete: bool = True) -> None:
-    """Flush and close; safe to call twice. `complete` is False if the run is to go on.
+  def close(self, outcome: str = "finished") -> None:
+    """Flush and close; safe to call twice. See `trackers.Outcome`.
 
     Raises:
       UserError: the files cannot be written.
@@ -129,7 +129,7 @@ class MetricsWriter:
       with self._disk_errors():
         file.close()
         for tracker in self._trackers:
-          tracker.close(complete)
+          tracker.close(outcome)
 
   def __enter__(self) -> "MetricsWriter":
     return self

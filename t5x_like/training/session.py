@@ -159,7 +159,7 @@ class Session:
   def go_back(self, step: int, bad: int, why: str, passed: int) -> None:
     """Set aside the checkpoints and metrics after a step, because step `bad` was refused, and record it."""
     self.saved = step
-    self._writer.close(complete=False)
+    self._writer.close("paused")
     self.checkpoints.set_aside(step, "rolled_back")
     if self._primary:
       workdirs.add_line(self.workdir, {"rollback": why, "from": bad, "step": step, "batches_passed": passed})
@@ -241,7 +241,7 @@ class Session:
     """Wait for the last checkpoint, close the metrics and release the workdir."""
     with self._stack, contextlib.ExitStack() as stack:
       if self._writer:
-        stack.callback(self._writer.close, complete=kind is not Preempted)
+        stack.callback(self._writer.close, {None: "finished", Preempted: "paused"}.get(kind, "failed"))
         stack.callback(self.flush)
       self.checkpoints.close()
 

@@ -22,7 +22,7 @@ def line(seconds, waited=0.0):
 
 def test_every_second_has_a_name(tmp_path):
   clock, file = Clock(), Local(tmp_path / "goodput.json")
-  run = goodput.Goodput(file, 0, 100, 990.0, clock)  # 10 s until the state was there
+  run = goodput.Goodput(file, 0, 990.0, clock)  # 10 s until the state was there
   clock.now += 22
   run.write(1, line(2.0))  # 20 s of compiling
   for step in range(2, 11):
@@ -35,9 +35,9 @@ def test_every_second_has_a_name(tmp_path):
   run.flush()
   clock.now += 1  # and killed
   clock.now += 35
-  run = goodput.Goodput(file, 8, 100, clock.now - 5, clock)  # 31 s after the last sign, three steps back
+  run = goodput.Goodput(file, 8, clock.now - 5, clock)  # 31 s after the last sign, three steps back
   run.write(9, line(0.0))
-  run.close(False)
+  run.close("paused")
   found = json.loads(file.read())
   badput = found["badput_time"]
   assert badput["custom_badput_events.evaluation"] == 3 and badput["unproductive_checkpoint_save_time"] == 4
@@ -51,20 +51,20 @@ def test_every_second_has_a_name(tmp_path):
 
 def test_a_run_stopped_in_order_is_no_disruption_and_a_damaged_file_begins_anew(tmp_path, caplog):
   clock, file = Clock(), Local(tmp_path / "goodput.json")
-  run = goodput.Goodput(file, 0, 2, clock.now, clock)
+  run = goodput.Goodput(file, 0, clock.now, clock)
   run.write(1, line(1.0))
-  run.close(False)
-  run = goodput.Goodput(file, 1, 2, clock.now, clock)
+  run.close("paused")
+  run = goodput.Goodput(file, 1, clock.now, clock)
   assert run._found["disruption_count"] == 0
-  run.close(True)  # it failed
-  run = goodput.Goodput(file, 1, 2, clock.now, clock)
+  run.close("failed")
+  run = goodput.Goodput(file, 1, clock.now, clock)
   assert run._found["disruption_count"] == 1
   run.write(2, line(1.0))
-  run.close(True)
-  assert goodput.Goodput(file, 2, 4, clock.now, clock)._found["disruption_count"] == 1
+  run.close("finished")
+  assert goodput.Goodput(file, 2, clock.now, clock)._found["disruption_count"] == 1
   for content in ("{", "[]", '{"badput_time": 3}', '{"badput_time": {}}'):
     file.write_text(content)
-    assert goodput.Goodput(file, 1, 2, clock.now, clock)._found["began"] == clock.now
+    assert goodput.Goodput(file, 1, clock.now, clock)._found["began"] == clock.now
 
 
 def test_the_program_was_started_before(tmp_path):

@@ -33,8 +33,8 @@ class Service:
       raise ConnectionError("no route\nto host")
     self.rows += rows
 
-  def close(self, complete):
-    self.closed = complete
+  def close(self, outcome):
+    self.closed = outcome
 
 
 def following(tmp_path, service):
@@ -50,7 +50,7 @@ def test_every_line_is_sent_in_order_without_what_is_not_finite(tmp_path):
       writer.write(step, {"train/loss": 1 / step, "train/gradient_norm": math.inf})
     writer.write(5, {"eval/loss": 2.0})
   assert service.rows == [(step, {"train/loss": 1 / step}) for step in range(1, 6)] + [(5, {"eval/loss": 2.0})]
-  assert service.closed is True
+  assert service.closed == "finished"
 
 
 def test_a_failure_is_told_once_and_the_lines_are_sent_when_it_is_over(tmp_path, caplog, monkeypatch):

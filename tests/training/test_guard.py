@@ -1,9 +1,11 @@
 """Updates that are not numbers: a run stops, leaves them out, or goes back, and resumes all of it."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
+import types
 
 import jax
 import numpy as np
@@ -47,15 +49,27 @@ def go(workdir, *flags, stop_at: int = 0) -> tuple[int, list[int]]:
     return train.main(argv), drawn
 
 
+@dataclasses.dataclass(frozen=True)
+class Tracker:
+  """Notes how each start ended."""
+
+  def open(self, workdir, name, step, config):
+    kept = workdir / "outcomes"
+    noted = lambda outcome: kept.write_text((kept.read_text() if kept.exists() else "") + f"{outcome}\n")  # noqa: E731
+    return types.SimpleNamespace(write=lambda *_: None, flush=lambda: None, close=noted)
+
+
 SKIP = ("--config.guard.name=skip",)
 ROLLBACK = ('--config.guard={"name": "rollback", "steps": 2}',)
 
 
 def test_it_stops_at_nan_and_saves_nothing_of_it_and_can_go_on_without_that_batch(tmp_path, capsys):
-  assert go(tmp_path)[0] == 3 and steps(tmp_path) == [2, 4]
+  noted = '--config.trackers={"mine": {"name": "tests.training.test_guard:Tracker"}}'
+  assert go(tmp_path, noted)[0] == 3 and steps(tmp_path) == [2, 4]
   said = capsys.readouterr().err
   assert "numeric error: train/loss is nan at step 5; the newest step saved is 4; lower" in said
-  assert go(tmp_path, *SKIP)[0] == 0
+  assert go(tmp_path, noted, *SKIP)[0] == 0
+  assert (tmp_path / "outcomes").read_text() == "failed\nfinished\n"
   assert "step 5: train/loss is nan; this update was left out" in capsys.readouterr().out
   found = dict(losses(tmp_path))
   assert [s for s, x in found.items() if x is None] == [5] and steps(tmp_path) == [2, 4, 6, 8, 10]

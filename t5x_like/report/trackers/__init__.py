@@ -9,9 +9,11 @@ and `report.html` read it alone, and a tracker that is behind is filled up from 
 
 import importlib.util
 import pathlib
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from t5x_like.errors import UserError
+
+Outcome = Literal["finished", "paused", "failed"]
 
 
 class Opened(Protocol):
@@ -23,8 +25,8 @@ class Opened(Protocol):
   def flush(self) -> None:
     """Put the lines on disk, if that is where they go; a checkpoint commits after it."""
 
-  def close(self, complete: bool) -> None:
-    """Finish; `complete` is False if the run is to go on, in another start or from an earlier step."""
+  def close(self, outcome: Outcome) -> None:
+    """Finish; a run that is `paused` goes on in another start, or at once from an earlier step."""
 
 
 class Tracker(Protocol):

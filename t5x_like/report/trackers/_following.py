@@ -28,7 +28,7 @@ class Connection(Protocol):
   def send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
     """Log the rows that the remote run does not have; may be called again with the same rows after it raised."""
 
-  def close(self, complete: bool) -> None:
+  def close(self, outcome: str) -> None:
     """Finish the remote run, or leave it to be continued."""
 
 
@@ -44,7 +44,7 @@ class Following:
     self._name, self._path, self._connect = name, workdir / FILE, connect
     self._connection: Connection | None = None
     self._offset, self._told = 0, False
-    self._changed, self._closing, self._complete, self._woken = threading.Condition(), False, False, True
+    self._changed, self._closing, self._outcome, self._woken = threading.Condition(), False, "", True
     self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
     self._thread.start()
 
@@ -54,9 +54,9 @@ class Following:
   def flush(self) -> None:
     pass
 
-  def close(self, complete: bool) -> None:
+  def close(self, outcome: str) -> None:
     with self._changed:
-      self._closing, self._complete = True, complete
+      self._closing, self._outcome = True, outcome
     self._wake()
     self._thread.join(_CLOSE_SECONDS)
     if self._thread.is_alive():
@@ -77,7 +77,7 @@ class Following:
         while self._send():
           pass
         if closing:
-          self._connection.close(self._complete)
+          self._connection.close(self._outcome)
       except Exception as error:  # any error of a library or a network
         self._tell(f"{type(error).__name__}: {one_line(error)[:300]}")
         if not closing:

@@ -70,7 +70,7 @@ class _Console:
   def flush(self) -> None:
     pass
 
-  def close(self, complete: bool) -> None:
+  def close(self, outcome: str) -> None:
     if self._bar is not None:
       self._bar.close()
 

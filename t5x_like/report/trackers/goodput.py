@@ -33,7 +33,7 @@ class Tracker:
   """Adds up seconds of the first process in `goodput.json` of the workdir."""
 
   def open(self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]) -> "Goodput":
-    return Goodput(Local(workdir) / FILE, step, config["total_steps"], _program_start())
+    return Goodput(Local(workdir) / FILE, step, _program_start())
 
 
 class Goodput:
@@ -41,13 +41,13 @@ class Goodput:
 
   Args:
     file: written every 5 seconds, and before a checkpoint commits.
-    step: the step that the run goes on from; `total` is its last one.
+    step: the step that the run goes on from.
     started: when the program was started, in seconds since the epoch.
     clock: seconds since the epoch.
   """
 
-  def __init__(self, file: Local, step: int, total: int, started: float, clock: Callable[[], float] = time.time):
-    self._file, self._clock, self._step, self._total, self._first = file, clock, step, total, True
+  def __init__(self, file: Local, step: int, started: float, clock: Callable[[], float] = time.time):
+    self._file, self._clock, self._step, self._first = file, clock, step, True
     self._evaluated, self._written = 0.0, clock()
     self._read()
     reached, at = self._found["max_productive_step"], self._found["at"]
@@ -91,9 +91,9 @@ class Goodput:
     except OSError as error:
       _log.warning("%s: cannot be written: %s", self._file, error.strerror or one_line(error))
 
-  def close(self, complete: bool) -> None:
+  def close(self, outcome: str) -> None:
     since = self._clock() - self._last
-    self._found["in_order"] = not complete or self._step >= self._total
+    self._found["in_order"] = outcome != "failed"
     if self._found["in_order"]:
       self._between(since)
     else:  # it fails, perhaps after a wait for a host that is gone

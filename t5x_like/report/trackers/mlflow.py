@@ -68,8 +68,8 @@ class _Run:
       self._client.log_batch(self._id, metrics=some)
       self._last |= {metric.key: metric.step for metric in some}
 
-  def close(self, complete: bool) -> None:
-    self._client.set_terminated(self._id, "FINISHED" if complete else "KILLED")
+  def close(self, outcome: str) -> None:
+    self._client.set_terminated(self._id, {"paused": "KILLED"}.get(outcome, outcome.upper()))
 
 
 def _parts(items: list, most: int) -> list[list]:

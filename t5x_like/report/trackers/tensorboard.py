@@ -48,5 +48,5 @@ class _Events:
     self._events.flush()
     self._flushed = time.monotonic()
 
-  def close(self, complete: bool) -> None:
+  def close(self, outcome: str) -> None:
     self._events.close()

@@ -78,10 +78,10 @@ class _Run:
       self._run.log(values, step=step)
       self._last = step
 
-  def close(self, complete: bool) -> None:
-    if complete and self._held:
+  def close(self, outcome: str) -> None:
+    if outcome != "paused" and self._held:
       self._log(*self._held)
-    self._run.finish(exit_code=0)
+    self._run.finish(exit_code=int(outcome == "failed"))
 
 
 def _last_offline(workdir: pathlib.Path, run_id: str) -> int:
