@@ -12,12 +12,10 @@ import tests.recipes.nano_decoder  # noqa: F401
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the runs are of
 from fine_tuning import fine_tuning
 from t5x_like import evaluate, recipes, train
-from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import UserError
 from t5x_like.models import bert
 from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import selection
 from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve
 from t5x_like.training.tunings import head
@@ -143,54 +141,6 @@ def test_rates_fall_from_layer_to_layer(tmp_path):
 def test_a_model_without_a_head_has_none_to_train_alone():
   with pytest.raises(UserError, match="no head to train alone"):
     head.make().trained({"embed/table": None})
-
-
-class _Config:
-  def __init__(self, **values):
-    self.selection = {"metric": "eval/dev/f1", "goal": "max", "patience": None} | values
-
-  class _Values(dict):
-    def to_dict(self):
-      return dict(self)
-
-  @property
-  def selection(self):
-    return self._selection
-
-  @selection.setter
-  def selection(self, values):
-    self._selection = self._Values(values)
-
-
-SCORES = [(1, 50.0), (2, 60.0), (3, 55.0), (4, 60.0), (5, 59.0)]
-
-
-@pytest.mark.parametrize("killed_after", [0, 2, 4])
-def test_the_best_checkpoint_and_the_stop_do_not_depend_on_kills(killed_after, tmp_path):
-  """Offered one after another, with a new object made of the written scores after any of them."""
-  config, rows, made = _Config(patience=3), [], None
-  for number, (step, score) in enumerate(SCORES):
-    if number == killed_after or made is None:
-      made = selection.Selection(config, tmp_path, rows)
-    assert not made.exhausted
-    made.offer(step, {"eval/dev/f1": score}, {"w": jnp.full(2, float(step))}, {"config": "x"})
-    rows.append({"step": step, "eval/dev/f1": score})
-  assert made.best_step == 2 and made.exhausted
-  with Checkpoints(tmp_path / selection.FOLDER) as checkpoints:
-    assert checkpoints.steps() == [2]
-
-
-def test_a_run_that_went_back_may_pick_a_step_again_with_other_values(tmp_path):
-  """As after a kill and a start on another mesh, which rounds differently; a step picked later is no longer there."""
-  score = {"eval/dev/f1": 60.0}
-  for step, value in ((3, 1.0), (3, 2.0), (2, 3.0)):  # each start has no evaluation behind it
-    picked = selection.Selection(_Config(), tmp_path, [])
-    picked.offer(step, score, {"w": jnp.full(2, value)}, {"config": "x"})
-    with Checkpoints(tmp_path / selection.FOLDER) as checkpoints:
-      like = {"params": {"w": jax.ShapeDtypeStruct((2,), jnp.float32, sharding=jnp.ones(2).sharding)}}
-      at, tree, _ = checkpoints.restore(like)
-      assert checkpoints.steps() == [step] == [at] and float(tree["params"]["w"][0]) == value
-  assert (tmp_path / selection.FOLDER / "3.set_aside").exists()
 
 
 @pytest.mark.heavy
