@@ -6,6 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like import train
+from t5x_like.files.mirror import copied
 from t5x_like.files.places import directory
 from t5x_like.library.task import config_of
 from t5x_like.report.writer import read_metrics
@@ -53,4 +54,4 @@ class Run:
 
   def metrics(self) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`: `step`, and values by name."""
-    return read_metrics(self.workdir)
+    return read_metrics(copied(self.workdir))

@@ -35,6 +35,16 @@ def fetched(path: str) -> Local:
   return Local(_copies[-1].name)
 
 
+def copied(path: str) -> pathlib.Path:
+  """Return a local directory with the small files of a run as they are now: its own or, of an address, a copy."""
+  there = place(path)
+  if isinstance(there, Local):
+    return there
+  mirror = _mirror(path)
+  mirror.pull()
+  return mirror.local
+
+
 class Mirror:
   """A local directory that stands for a run's workdir at an address, so that its small files can be appended to.
 
@@ -66,3 +76,6 @@ class Mirror:
   def _found(self) -> dict[str, tuple[int, int]]:
     files = [path for path in self.local.rglob("*") if path.is_file() and path.suffix != ".tmp"]
     return {path.relative_to(self.local).as_posix(): (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
+
+
+_mirror = functools.cache(Mirror)

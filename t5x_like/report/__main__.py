@@ -7,8 +7,8 @@ the same axes and the keys in which their configs differ.
 import argparse
 import sys
 
-from t5x_like.errors import door
-from t5x_like.files.places import directory
+from t5x_like.errors import UserError, door
+from t5x_like.files.places import directory, is_remote
 from t5x_like.report import comparison, page
 
 
@@ -22,6 +22,8 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--output", default="comparison.html", metavar="FILE", help="of several runs (%(default)s)")
   args = parser.parse_args(argv)
   if len(args.runs) == 1:
+    if is_remote(args.runs[0]):
+      raise UserError(f"{args.runs[0]}: found an address, whose run writes {page.FILE} there itself; give a local copy")
     comparison.check(args.runs[0])
     print(page.write_report(args.runs[0]))
   else:

@@ -6,6 +6,7 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.files import outputs
+from t5x_like.files.mirror import copied
 from t5x_like.report import charts, page, readable
 from t5x_like.report.writer import FILE, read_metrics
 
@@ -15,14 +16,16 @@ _TIMES = ("seconds", "examples", "target_tokens", "sequences")  # of evaluations
 _OWN = ("features.",)
 
 
-def check(workdir: str) -> None:
-  """Check that a workdir has metrics or a config.
+def check(workdir: str) -> pathlib.Path:
+  """Check that a workdir or address has metrics or a config, and return it or a copy of its small files.
 
   Raises:
     UserError: it has neither.
   """
-  if not any((pathlib.Path(workdir) / name).is_file() for name in (FILE, "config.json")):
+  folder = copied(workdir)
+  if not any((folder / name).is_file() for name in (FILE, "config.json")):
     raise UserError(f"{workdir}: holds no run ({FILE} and config.json are not there); give the workdirs of runs")
+  return folder
 
 
 def write(workdirs: Sequence[str], output: str) -> None:
@@ -31,11 +34,9 @@ def write(workdirs: Sequence[str], output: str) -> None:
   Raises:
     UserError: a workdir holds no run, a file of it is corrupt, or the page cannot be written.
   """
-  for workdir in workdirs:
-    check(workdir)
-  names = _names(workdirs)
-  metrics = {name: read_metrics(workdir) for name, workdir in zip(names, workdirs)}
-  configs = {name: page.flat_object(pathlib.Path(workdir) / "config.json") for name, workdir in zip(names, workdirs)}
+  folders = dict(zip(_names(workdirs), map(check, workdirs)))
+  names, metrics = list(folders), {name: read_metrics(folder) for name, folder in folders.items()}
+  configs = {name: page.flat_object(folder / "config.json") for name, folder in folders.items()}
   html = page.render(
     pathlib.Path(__file__).with_name("comparison.html.j2"),
     names=names,

@@ -186,7 +186,8 @@ class Session:
 
   def goodput(self, step: int) -> Goodput:
     """Return the goodput of a run that goes on from a step, by its first start and its metrics."""
-    timed = [row["train/seconds_per_step"] for row in self.metrics() if "train/seconds_per_step" in row]
+    found = ((row.get("train/seconds_per_step"), row.get("train/data_wait_fraction", 0.0)) for row in self.metrics())
+    timed = [seconds * (1.0 - waited) for seconds, waited in found if seconds]
     return Goodput(self.past.began, sum(timed) / max(1, len(timed)) * step)
 
   def write_metrics(self, step: int, metrics: dict[str, float]) -> None:

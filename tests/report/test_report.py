@@ -6,7 +6,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+import t5x_like as t5x
 from t5x_like.errors import UserError
+from t5x_like.files.places import place
 from t5x_like.report.__main__ import main
 from t5x_like.report.page import write_report
 from t5x_like.report.readable import sample, verdict
@@ -163,3 +165,14 @@ def test_corrupt_files_are_named(tmp_path, name, content, message):
   with pytest.raises(UserError, match=message) as refused:
     write_report(tmp_path)
   assert "\n" not in str(refused.value)
+
+
+def test_runs_at_addresses_are_compared_as_they_are_now(tmp_path, capsys):
+  there = [f"memory://{tmp_path}/{name}" for name in "ab"]
+  run = t5x.Run("tests/recipes/nano.py", there[0])
+  assert run.metrics() == [] and main([*there]) == 2 and "/a: holds no run" in capsys.readouterr().err
+  for address, loss in zip(there, (2.0, 3.0)):
+    (place(address) / "metrics.jsonl").write_text(f'{{"step": 1, "train/loss": {loss}}}\n')
+  assert run.metrics() == [{"step": 1, "train/loss": 2.0}]
+  assert main([*there, f"--output={tmp_path / 'both.html'}"]) == 0 and (tmp_path / "both.html").is_file()
+  assert main(there[:1]) == 2 and "a local copy" in capsys.readouterr().err

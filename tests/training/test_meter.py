@@ -1,10 +1,14 @@
 """Padding is what segments or the padding id tell, never id 0 as such."""
 
+import time
+import types
+
 import jax
 import numpy as np
 import pytest
 
 from t5x_like.training.meter import Goodput, Meter
+from t5x_like.training.session import Session
 
 TOKENS = np.array([[5, 0, 7, 1], [0, 6, 1, 1]])
 SEGMENTS = np.array([[1, 1, 2, 0], [1, 1, 1, 1]])
@@ -25,6 +29,14 @@ def test_what_counts_as_padding(batch, pad_id, share):
   meter = Meter(iter([batch]), lambda batch: Cost(), Goodput(0.0, 0.0), pad_id)
   assert meter.next_batch() is batch
   assert meter.step_done()["padding_fraction"] == share
+
+
+def test_goodput_after_a_start_leaves_out_waits_as_before():
+  """Four steps of two seconds, half of which waited for data, in sixteen seconds."""
+  rows = [{"step": step, "train/seconds_per_step": 2.0, "train/data_wait_fraction": 0.5} for step in range(1, 5)]
+  past = types.SimpleNamespace(began=time.time() - 16)
+  resumed = Session.goodput(types.SimpleNamespace(metrics=lambda: rows, past=past), 4)
+  assert resumed.add(0.0) == pytest.approx(0.25, rel=0.01)
 
 
 class Cost:
