@@ -21,8 +21,8 @@ def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(argv, __doc__, profile, back)
   window = _window(args.profile)
   config = recipes.load(args.config, overrides)
-  if window is not None and window.start >= config.total_steps:
-    raise UserError(f"--profile={args.profile}: the run ends at step {config.total_steps}; name steps before that")
+  if window is not None and window.start > config.total_steps:
+    raise UserError(f"--profile={args.profile}: the run ends at step {config.total_steps}; name steps up to that")
   start(config, args.workdir, args.from_step, window)
 
 

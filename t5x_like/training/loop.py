@@ -31,7 +31,7 @@ def train(run: Run, *, profile: range | None = None) -> None:
     if 0 < run.step < total and run.step % every == 0 and not run.evaluated():
       asked = not run.evaluate(stop.requested)
     while run.step < total and not run.exhausted and not asked:
-      if not (trace(run.step) and run.advance()):
+      if not (trace(run.step + 1) and run.advance() and trace(run.step + 1, begins=False)):
         continue  # the guard took the run back to an earlier step
       saves, evaluates = due(run.step) or run.step == total, run.step % every == 0 and run.step < total
       if (saves or evaluates) and not run.drain():
@@ -56,17 +56,18 @@ def _profiler(run: Run, window: range | None) -> Iterator:
   """Record a trace to `profile/` in the workdir while the step is in the window.
 
   Yields:
-    A function to call before each step; it returns False if the guard took the run back.
+    A function to call before and after each step, with the next one; it returns False if the guard took the run back.
   """
   active = False
 
-  def trace(step: int) -> bool:
+  def trace(step: int, begins: bool = True) -> bool:
     nonlocal active
-    if window is None or active == (step in window):
+    wanted = step in (window or ()) and step <= run.config.total_steps and (begins or active)
+    if wanted == active:
       return True
     if not run.drain():
       return False
-    active = step in window
+    active = wanted
     if active:
       jax.profiler.start_trace(str(run.session.workdir / "profile"))
     else:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import types
 
@@ -108,7 +109,9 @@ class Scripted:
 
   def __init__(self, refused: list[int], signalled: int | None = None):
     self.refused, self.signalled, self.step, self.pending, self.done = refused, signalled, 0, None, []
-    self.session = types.SimpleNamespace(saved=0, address="here", wait_for_save=lambda: None)
+    self.session = types.SimpleNamespace(
+      saved=0, address="here", workdir=pathlib.Path("here"), wait_for_save=lambda: None
+    )
     options = types.SimpleNamespace(every=3, minutes=None)
     self.config = types.SimpleNamespace(eval_every=4, total_steps=8, checkpoint=options)
 
@@ -162,6 +165,30 @@ class Scripted:
 def test_a_refused_update_takes_the_loop_back(refused, expected):
   run = Scripted(refused)
   loop.train(run)
+  assert ", ".join(run.done) == expected
+
+
+@pytest.mark.parametrize(
+  ("window", "expected"),
+  [
+    (range(4, 5), "save 3, start, step 4, stop, evaluate 4, save 6, save 8, evaluate 8, finish"),
+    (range(5, 7), "save 3, evaluate 4, start, step 5, step 6, stop, save 6, save 8, evaluate 8, finish"),
+    (range(8, 20), "save 3, evaluate 4, save 6, start, step 8, stop, save 8, evaluate 8, finish"),
+  ],
+)
+def test_a_profile_has_the_steps_of_the_metrics_and_nothing_else(window, expected, monkeypatch):
+  run = Scripted([])
+  monkeypatch.setattr("jax.profiler.start_trace", lambda folder: run.done.append("start"))
+  monkeypatch.setattr("jax.profiler.stop_trace", lambda: run.done.append("stop"))
+  advance = run.advance
+
+  def advanced():
+    if "start" in run.done and "stop" not in run.done:
+      run.done.append(f"step {run.step + 1}")
+    return advance()
+
+  run.advance = advanced
+  loop.train(run, profile=window)
   assert ", ".join(run.done) == expected
 
 
