@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from t5x_like.parallel.constrain import platform, ways
+from t5x_like.slots import AboveZero, NotNegative
 from t5x_like.training.schedule import Schedule
 
 _MIN_FACTORED = 128  # a matrix with a smaller second-largest side keeps a full second moment
@@ -34,10 +35,10 @@ def reread(tree):
 def adafactor(
   schedule: Schedule,
   *,
-  decay_rate: float = 0.8,
-  clipping_threshold: float = 1.0,
+  decay_rate: AboveZero = 0.8,
+  clipping_threshold: AboveZero = 1.0,
   multiply_by_parameter_scale: bool = True,
-  weight_decay: float = 0.0,
+  weight_decay: NotNegative = 0.0,
 ) -> optax.GradientTransformation:
   """Adafactor (Shazeer & Stern 2018, algorithms 4 and 5) as T5 uses it: factored second moments, no momentum.
 
@@ -113,5 +114,4 @@ def _rms(x):
 
 def _mean_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
   """Compute the mean in plain operations; `jax.numpy`'s functions would be traced anew for each shape."""
-  count = float(math.prod(x.shape[axis] for axis in axes))  # as an int, more than int32 holds in large models
-  return jax.lax.reduce_sum(jax.lax.square(x), axes) / count
+  return jax.lax.reduce_sum(jax.lax.square(x), axes) / math.prod(float(x.shape[a]) for a in axes)  # beyond int32

@@ -44,7 +44,7 @@ class Decay:
       embeddings; "embeddings", which are these tables alone; or "nothing".
   """
 
-  weight_decay: float = 0.01
+  weight_decay: slots.NotNegative = 0.01
   undecayed: Literal["vectors", "tables", "embeddings", "nothing"] = "vectors"
 
   def of(self, params: Named) -> dict[str, bool]:
@@ -59,9 +59,9 @@ class Decay:
 def adamw(
   schedule: Schedule,
   *,
-  b1: float = 0.9,
-  b2: float = 0.999,
-  eps: float = 1e-8,
+  b1: slots.Rate = 0.9,
+  b2: slots.Rate = 0.999,
+  eps: slots.NotNegative = 1e-8,
   mu_dtype: Moments = "float32",
   **decay: Unpack[Decay],
 ) -> optax.GradientTransformation:

@@ -317,3 +317,10 @@ def test_stable_adamw_is_the_papers():
     theta = theta - rates[-1] * (decay * theta + mean / (np.sqrt(second) + eps))
   assert rates[1] < 0.08 < rates[0]
   np.testing.assert_allclose(got, theta, rtol=1e-5)
+
+
+def test_ademamix_grows_its_slow_average_without_a_fast_one():
+  optimizer = OPTIMIZERS["ademamix"](RATE, b1=0.0, b3=0.99, warmup_steps=10, weight_decay=0.0)
+  params = {"w": jnp.ones((2, 2))}
+  updates, _ = optimizer.update({"w": jnp.ones((2, 2))}, optimizer.init(params), params, step=0)
+  np.testing.assert_allclose(updates["w"], -RATE(0), rtol=1e-4)  # as Adam: alpha is 0 yet

@@ -4,7 +4,7 @@ import math
 
 import optax
 
-from t5x_like.slots import Count
+from t5x_like.slots import Count, NotNegative, Rate
 from t5x_like.training.optimizer import Decay, Moments, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -12,14 +12,14 @@ from t5x_like.training.schedule import Schedule
 def make(
   schedule: Schedule,
   *,
-  b1: float = 0.9,
-  b2: float = 0.999,
-  b3: float = 0.9999,
-  alpha: float = 5.0,
+  b1: Rate = 0.9,
+  b2: Rate = 0.999,
+  b3: Rate = 0.9999,
+  alpha: NotNegative = 5.0,
   warmup_steps: Count = 0,
-  eps: float = 1e-8,
+  eps: NotNegative = 1e-8,
   mu_dtype: Moments = "float32",
-  weight_decay: float = 0.1,
+  weight_decay: NotNegative = 0.1,
 ) -> optax.GradientTransformation:
   """AdEMAMix (Pagliardini et al. 2024, arXiv:2409.03137, algorithm 1): the slow average, of decay `b3`, is added
   `alpha` times to the fast one before the division.
@@ -37,4 +37,4 @@ def make(
 
 def _half_life(decay: float) -> float:
   """Return the steps after which half of a gradient's weight is gone, minus one (appendix A.1)."""
-  return math.log(0.5) / math.log(decay) - 1.0
+  return math.log(0.5) / math.log(decay) - 1.0 if decay else -1.0

@@ -2,12 +2,13 @@
 
 import optax
 
+from t5x_like.slots import AboveZero, NotNegative, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
 
 def make(
-  schedule: Schedule, *, momentum: float = 0.9, weight_decay: float = 0.0, trust_coefficient: float = 1e-3
+  schedule: Schedule, *, momentum: Rate = 0.9, weight_decay: NotNegative = 0.0, trust_coefficient: AboveZero = 1e-3
 ) -> optax.GradientTransformation:
   """LARS (You et al. 2017): momentum on gradients as long as their matrix times `trust_coefficient` and the rate;
   vectors have plain momentum."""

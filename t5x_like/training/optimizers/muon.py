@@ -5,6 +5,7 @@ import functools
 import jax
 import optax
 
+from t5x_like.slots import NotNegative, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -12,11 +13,11 @@ from t5x_like.training.schedule import Schedule
 def make(
   schedule: Schedule,
   *,
-  momentum: float = 0.95,
-  b1: float = 0.9,
-  b2: float = 0.999,
-  eps: float = 1e-8,
-  weight_decay: float = 0.1,
+  momentum: Rate = 0.95,
+  b1: Rate = 0.9,
+  b2: Rate = 0.999,
+  eps: NotNegative = 1e-8,
+  weight_decay: NotNegative = 0.1,
 ) -> optax.GradientTransformation:
   """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for the matrices of blocks, AdamW for the
   others: tables, heads, patches and vectors.

@@ -2,12 +2,13 @@
 
 import optax
 
+from t5x_like.slots import NotNegative, Rate
 from t5x_like.training.optimizer import Decay, Moments, at_rate
 from t5x_like.training.schedule import Schedule
 
 
 def make(
-  schedule: Schedule, *, momentum: float = 0.0, mu_dtype: Moments = "float32", weight_decay: float = 0.0
+  schedule: Schedule, *, momentum: Rate = 0.0, mu_dtype: Moments = "float32", weight_decay: NotNegative = 0.0
 ) -> optax.GradientTransformation:
   """Gradient descent; `weight_decay` adds its share of each matrix to the gradient, before the momentum."""
   decay = Decay(weight_decay).added() if weight_decay else optax.identity()

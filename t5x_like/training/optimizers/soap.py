@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from t5x_like.slots import Positive
+from t5x_like.slots import NotNegative, Positive, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
@@ -31,12 +31,12 @@ class ScaleBySoapState(NamedTuple):
 def make(
   schedule: Schedule,
   *,
-  b1: float = 0.95,
-  b2: float = 0.95,
-  eps: float = 1e-8,
+  b1: Rate = 0.95,
+  b2: Rate = 0.95,
+  eps: NotNegative = 1e-8,
   every: Positive = 10,
   widest: Positive = 10_000,
-  weight_decay: float = 0.1,
+  weight_decay: NotNegative = 0.1,
 ) -> optax.GradientTransformation:
   """SOAP (Vyas et al. 2024, arXiv:2409.11321, algorithm 3) for matrices, Adam for other parameters.
 

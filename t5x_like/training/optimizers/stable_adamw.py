@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from t5x_like.slots import NotNegative, Rate
 from t5x_like.training.optimizer import Decay, at_rate
 from t5x_like.training.schedule import Schedule
 
 
 def make(
-  schedule: Schedule, *, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-6, **decay: Unpack[Decay]
+  schedule: Schedule, *, b1: Rate = 0.9, b2: Rate = 0.99, eps: NotNegative = 1e-6, **decay: Unpack[Decay]
 ) -> optax.GradientTransformation:
   """StableAdamW (Wortsman et al. 2023, arXiv:2304.13013, algorithm 2): AdamW, with the rate of each tensor divided by
   the root mean square of `g / max(sqrt(v), eps)` where that exceeds 1; decay too, as it is times the rate."""
