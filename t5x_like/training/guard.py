@@ -112,7 +112,7 @@ def target(guard: Guard, why: str, bad: int, saved: list[int]) -> int:
   """
   early = [step for step in saved if step <= bad - guard.steps]
   if not early:
-    raise NumericError(f"{why} at step {bad}; no step up to {bad - guard.steps} was saved; save more often")
+    raise NumericError(f"{why} at step {bad}; no step {guard.steps} before is saved; lower --config.checkpoint.every")
   return max(early)
 
 

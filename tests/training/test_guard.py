@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from t5x_like import train
+from t5x_like.errors import NumericError
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import phases
-from t5x_like.training.guard import GUARDS, Guard, watch
+from t5x_like.training.guard import GUARDS, Guard, target, watch
 from t5x_like.training.run import Run
 from tests.runs import NANO, losses, prints, steps
 
@@ -143,3 +144,8 @@ def test_verdicts_replayed_in_plain_python(guard):
       refused += 1
     assert bool(accepted) is expected and int(state["refused"]) == refused
     assert float(state["mean_loss"]) == pytest.approx(mean, rel=1e-5)
+
+
+def test_a_return_without_a_step_to_go_to_names_the_key():
+  with pytest.raises(NumericError, match="no step 5 before is saved; lower --config.checkpoint.every"):
+    target(GUARDS["rollback"](steps=5), "train/loss is nan", 3, [])
