@@ -84,12 +84,17 @@ class FromRewards(DecoderTargets):
     real_BK = jnp.any(weights_BKN > 0, axis=-1).astype(jnp.float32)
     return Completions(own_BKN, old_BKN, base_BKN, weights_BKN, batch["rewards"], real_BK, outputs)
 
-  def summed(self, found: Completions, loss_BK: jax.Array, **each: jax.Array) -> tuple[jax.Array, Sums]:
+  def summed(
+    self, found: Completions, loss_BK: jax.Array, tokens: jax.Array | None = None, **each: jax.Array
+  ) -> tuple[jax.Array, Sums]:
     """Sum the loss and further figures [B, K] over completions.
 
+    Args:
+      tokens: their number, if the loss is a mean over them; None divides it by the number of completions.
     Returns:
-      (loss sum, sums): `loss`, `weights` (completions), `reward`, `groups_with_signal` (completions of prompts whose
-      rewards differ), `completion_length` (tokens, their end included), `each`, and the scalars of the model.
+      (loss sum, sums): `loss`, `weights` (completions or tokens), `reward`, `groups_with_signal` (completions of
+      prompts whose rewards differ), `completion_length` (tokens, their end included), `each`, with weights of their own
+      beside `tokens`, and the scalars of the model.
     """
     spread_B1 = jnp.ptp(found.reward_BK, axis=1, keepdims=True)
     each |= {
@@ -97,9 +102,10 @@ class FromRewards(DecoderTargets):
       "groups_with_signal": jnp.broadcast_to(spread_B1 > 0, loss_BK.shape),
       "completion_length": jnp.sum(found.weights_BKN, axis=-1),
     }
-    loss = jnp.sum(loss_BK * found.real_BK)
-    sums = {"loss": loss, "weights": jnp.sum(found.real_BK)}
-    sums |= {name: jnp.sum(x * found.real_BK) for name, x in each.items()}
+    loss, completions = jnp.sum(loss_BK * found.real_BK), jnp.sum(found.real_BK)
+    sums = {name: jnp.sum(x * found.real_BK) for name, x in each.items()}
+    sums |= {} if tokens is None else {f"{name}_weights": completions for name in each}
+    sums |= {"loss": loss, "weights": completions if tokens is None else tokens}
     return add_auxiliary(loss, sums, found.outputs)
 
 

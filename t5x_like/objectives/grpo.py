@@ -1,6 +1,7 @@
 """Group relative policy optimisation: completions that are better than others of their prompt become likelier.
 
-Shao et al. 2024 (DeepSeekMath, arXiv:2402.03300, section 4.1); Liu et al. 2025 (Dr. GRPO, arXiv:2503.20783).
+Shao et al. 2024 (DeepSeekMath, arXiv:2402.03300, section 4.1); Liu et al. 2025 (Dr. GRPO, arXiv:2503.20783); Yu et al.
+2025 (DAPO, arXiv:2503.14476).
 """
 
 import dataclasses
@@ -12,30 +13,33 @@ import jax.numpy as jnp
 from t5x_like.errors import UserError
 from t5x_like.objectives._losses import Batch, Sums
 from t5x_like.objectives._rollouts import FromRewards, check_reward, k3, mean_over_tokens
-from t5x_like.slots import Positive
+from t5x_like.slots import AboveZero, Positive
 
 _EPSILON = 1e-4  # added to a group's standard deviation
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective(FromRewards):
-  """`-min(r A, clip(r, 1 - clip, 1 + clip) A) + beta * KL` at each token (equation 3, KL by equation 4).
+  """`-min(r A, clip(r, 1 - clip, 1 + clip_high) A) + beta * KL` at each token (equation 3, KL by equation 4).
 
   r is the token's probability by the model over that in the rollout. The advantage A of a completion is its reward
-  minus the mean of its prompt's K completions. There are two forms:
+  minus the mean of its prompt's K completions. There are three forms:
 
     grpo      A is divided by the K rewards' standard deviation (of a sample, K - 1), the loss is the mean of each
               completion's tokens, and the mean of these.
     dr_grpo   A is not divided, and each completion's sum is divided by the most tokens of any: no weight depends on the
               spread of a prompt's rewards or on the length of a completion (section 3.1).
+    dapo      A as for `grpo`, and the loss is the mean over all tokens of the batch, so that those of long completions
+              count as much as others (Yu et al., section 3.3).
 
   With several updates, the rollout's log-probabilities stay, and clipping bounds the move away from them; in the first,
   r is 1 up to rounding.
 
   Attributes:
     reward: a name in `t5x_like.rewards`, or `module:function`; or such a name and arguments.
-    form: `grpo` or `dr_grpo`.
+    form: `grpo`, `dr_grpo` or `dapo`.
     clip: the paper's epsilon.
+    clip_high: the same above 1; None is `clip`. A higher one lets unlikely tokens grow (Yu et al., section 3.1: 0.28).
     beta: the weight of the KL divergence from the reference; 0 needs no reference.
     updates: updates from each batch of rollouts, the paper's mu.
   """
@@ -43,8 +47,9 @@ class Objective(FromRewards):
   gives = (*FromRewards.gives, "clip_fraction")
 
   reward: str | dict
-  form: Literal["grpo", "dr_grpo"] = "grpo"
+  form: Literal["grpo", "dr_grpo", "dapo"] = "grpo"
   clip: float = 0.2
+  clip_high: AboveZero | None = None
   beta: float = 0.04
   updates: Positive = 1
 
@@ -70,21 +75,23 @@ class Objective(FromRewards):
       model, batch: see `FromRewards.completions`.
       key: not used.
     Returns:
-      (loss sum, sums), sums over completions: see `FromRewards.summed`; `clip_fraction` and, with a reference, `kl` are
-      means over each completion's tokens.
+      (loss sum, sums), sums over completions, of `dapo` a loss over tokens: see `FromRewards.summed`; `clip_fraction`
+      and, with a reference, `kl` are means over each completion's tokens.
     """
     found = self.completions(model, batch)
     A_BK1 = self.advantages(found.reward_BK)[..., None]
     ratio_BKN = jnp.exp(found.own_BKN - found.old_BKN)
-    free_BKN, bound_BKN = ratio_BKN * A_BK1, jnp.clip(ratio_BKN, 1 - self.clip, 1 + self.clip) * A_BK1
+    high = self.clip if self.clip_high is None else self.clip_high
+    free_BKN, bound_BKN = ratio_BKN * A_BK1, jnp.clip(ratio_BKN, 1 - self.clip, 1 + high) * A_BK1
     loss_BKN = -jnp.minimum(free_BKN, bound_BKN)
     each = {"clip_fraction": mean_over_tokens(bound_BKN < free_BKN, found.weights_BKN)}
     if self.reference:
       kl_BKN = k3(found.own_BKN, found.base_BKN)
       loss_BKN += self.beta * kl_BKN
       each["kl"] = mean_over_tokens(kl_BKN, found.weights_BKN)
+    if self.form == "grpo":
+      return self.summed(found, mean_over_tokens(loss_BKN, found.weights_BKN), **each)
+    loss_BK = jnp.sum(loss_BKN * found.weights_BKN, axis=-1)
     if self.form == "dr_grpo":
-      loss_BK = jnp.sum(loss_BKN * found.weights_BKN, axis=-1) / loss_BKN.shape[-1]
-    else:
-      loss_BK = mean_over_tokens(loss_BKN, found.weights_BKN)
-    return self.summed(found, loss_BK, **each)
+      return self.summed(found, loss_BK / loss_BKN.shape[-1], **each)
+    return self.summed(found, loss_BK, jnp.sum(found.weights_BKN), **each)

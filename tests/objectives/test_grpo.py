@@ -1,4 +1,4 @@
-"""GRPO, Dr. GRPO and RLOO against their formulas in numpy, and their mean gradients against a bandit's."""
+"""GRPO, Dr. GRPO, DAPO and RLOO against their formulas in numpy, and their mean gradients against a bandit's."""
 
 import itertools
 
@@ -9,7 +9,7 @@ import pytest
 from scipy.special import log_softmax
 
 from t5x_like.errors import UserError
-from t5x_like.objectives import grpo, rloo
+from t5x_like.objectives import denominator, grpo, rloo
 
 B, K, N, V, PROMPT = 2, 4, 3, 5, 2
 
@@ -63,12 +63,12 @@ def by_hand(objective, own, base, batch):
       loss += -A * sum(p[b, k, n] for n in places)
     else:
       A = group[k] - group.mean()
-      A = A / (group.std(ddof=1) + 1e-4) if objective.form == "grpo" else A
+      A = A if objective.form == "dr_grpo" else A / (group.std(ddof=1) + 1e-4)
       ratios = [np.exp(p[b, k, n] - old[b, k, n]) for n in places]
-      bound = [np.clip(ratio, 1 - objective.clip, 1 + objective.clip) for ratio in ratios]
+      bound = [np.clip(ratio, 1 - objective.clip, 1 + (objective.clip_high or objective.clip)) for ratio in ratios]
       k3 = [np.exp(r[b, k, n] - p[b, k, n]) - (r[b, k, n] - p[b, k, n]) - 1 for n in places]
       each = [-min(a * A, c * A) + objective.beta * x for a, c, x in zip(ratios, bound, k3)]
-      loss += sum(each) / (len(each) if objective.form == "grpo" else N)
+      loss += sum(each) / {"grpo": len(each), "dr_grpo": N, "dapo": 1}[objective.form]
       clipped += np.mean([c * A < a * A for a, c in zip(ratios, bound)])
     kl += np.mean([np.exp(r[b, k, n] - p[b, k, n]) - (r[b, k, n] - p[b, k, n]) - 1 for n in places])
   return loss, kl, clipped
@@ -79,17 +79,21 @@ def by_hand(objective, own, base, batch):
   [
     grpo.Objective("exact", clip=0.2, beta=0.3),
     grpo.Objective("exact", form="dr_grpo", clip=0.1, beta=0.2),
+    grpo.Objective("exact", form="dapo", clip=0.1, clip_high=0.3, beta=0.2),
     rloo.Objective("exact", beta=0.25),
   ],
-  ids=["grpo", "dr_grpo", "rloo"],
+  ids=["grpo", "dr_grpo", "dapo", "rloo"],
 )
 def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
   own, base, batch = drawn
   loss, sums = objective(Table(jnp.asarray(own), Table(jnp.asarray(base))), batch)
   expected, kl, clipped = by_hand(objective, own, base, batch)
   np.testing.assert_allclose([loss, sums["loss"], sums["kl"]], [expected, expected, kl], rtol=1e-4)
-  assert sums["weights"] == B * K and sums["reward"] == 5.5 and sums["groups_with_signal"] == K
-  assert sums["completion_length"] == 17
+  by_token = getattr(objective, "form", None) == "dapo"
+  assert sums["weights"] == (17 if by_token else B * K) and sums["completion_length"] == 17
+  assert sums["reward"] == 5.5 and sums["groups_with_signal"] == K
+  for name in ("reward", "kl", "groups_with_signal", "completion_length", *{"clip_fraction"} & set(objective.gives)):
+    assert sums[denominator(name, sums)] == B * K, name
   if "clip_fraction" in objective.gives:
     np.testing.assert_allclose(sums["clip_fraction"], clipped, rtol=1e-5)
     assert 0 < clipped < B * K

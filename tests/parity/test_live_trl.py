@@ -99,7 +99,7 @@ def trainer(**values):
 
   same = lambda x, reduction="sum": x  # noqa: E731
   accelerator = types.SimpleNamespace(
-    gather=same, gather_for_metrics=same, reduce=same, autocast=contextlib.nullcontext
+    gather=same, gather_for_metrics=same, reduce=same, autocast=contextlib.nullcontext, num_processes=1
   )
   off = dict(top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False, aux_loss_enabled=False)
   args = types.SimpleNamespace(use_bias_correction_kl=False, delta=None, center_rewards_coefficient=0.1)
@@ -128,7 +128,7 @@ def ours(both, objective, batch):
   return jax.value_and_grad(loss)(both.arrays)
 
 
-@pytest.mark.parametrize("form", ["grpo", "dr_grpo"])
+@pytest.mark.parametrize("form", ["grpo", "dr_grpo", "dapo"])
 def test_grpo(form, both):
   import torch
   from trl.trainer.grpo_trainer import GRPOTrainer, nanstd
@@ -136,11 +136,12 @@ def test_grpo(form, both):
   batch, inputs = rollout(both, [5, 2, 3, 1, 5, 4])
   rewards = torch.tensor(batch["rewards"])
   A = rewards - rewards.mean(1, keepdim=True)
-  A = A / (nanstd(rewards, dim=1)[:, None] + 1e-4) if form == "grpo" else A
-  stand_in = trainer(loss_type=form, beta=0.3)
-  expected = GRPOTrainer._compute_loss(stand_in, both.policy, inputs | {"advantages": A.reshape(-1)})
+  A = A if form == "dr_grpo" else A / (nanstd(rewards, dim=1)[:, None] + 1e-4)
+  stand_in = trainer(loss_type=form, beta=0.3, epsilon_high=0.2)
+  given = inputs | {"advantages": A.reshape(-1), "num_items_in_batch": inputs["completion_mask"].sum()}
+  expected = GRPOTrainer._compute_loss(stand_in, both.policy, given)
   expected.backward()
-  found, gradients = ours(both, grpo.Objective("exact", form=form, clip=0.1, beta=0.3), batch)
+  found, gradients = ours(both, grpo.Objective("exact", form=form, clip=0.1, clip_high=0.2, beta=0.3), batch)
   np.testing.assert_allclose(found, expected.item(), rtol=1e-5, atol=1e-6)
   both.check(gradients)
 
