@@ -25,15 +25,18 @@ class Shelf:
     UserError: faiss is not installed, or there are several processes.
   """
 
-  def __init__(self, model, rules: Rules, passages, at_once: int):
+  def __init__(self, model, rules: Rules, passages, at_once: int, parts: int = 1):
     try:
       import faiss
     except ImportError:
       raise UserError("config.objective.search: faiss is not installed; pip install 't5x-like[faiss]'") from None
     if jax.process_count() > 1:
       raise UserError(f"config.objective.search: faiss needs one process, found {jax.process_count()}; set 'device'")
-    self._faiss, self._rules, self._passages = faiss, rules, passages
-    self._n = -(-min(at_once, passages.number) // rules.mesh.size) * rules.mesh.size
+    self._rules, self._passages = rules, passages
+    n = self._n = -(-min(at_once, passages.number) // rules.mesh.size) * rules.mesh.size
+    self._passages_of_part = n * -(-passages.number // (n * parts))
+    self.parts = -(-passages.number // self._passages_of_part)
+    self.empty = lambda: faiss.IndexFlatIP(model.variant.width)
 
     @functools.partial(jax.jit, static_argnums=0)
     def embed(retriever_of: Callable, arrays: dict[str, jax.Array], tokens_nL: jax.Array) -> jax.Array:
@@ -47,15 +50,14 @@ class Shelf:
 
     self._embed, self._asked = embed, asked
 
-  def index(self, retriever_of: Callable, arrays: dict[str, jax.Array]) -> Any:
-    """Return the `IndexFlatIP` of the embeddings of all passages."""
-    found, number = None, self._passages.number
-    for first in range(0, number, self._n):
-      rows_nL = self._passages.rows(np.minimum(np.arange(first, first + self._n), number - 1))
+  def part(self, retriever_of: Callable, arrays: dict[str, jax.Array], index: Any, number: int) -> Any:
+    """Return an `IndexFlatIP`, with the embeddings of a part of the passages behind those of the parts before."""
+    begin, most = number * self._passages_of_part, self._passages.number
+    for first in range(begin, min(begin + self._passages_of_part, most), self._n):
+      rows_nL = self._passages.rows(np.minimum(np.arange(first, first + self._n), most - 1))
       part_nP = fetch(self._embed(retriever_of, arrays, jax.device_put(rows_nL, self._rules.batch())))
-      found = self._faiss.IndexFlatIP(part_nP.shape[1]) if found is None else found
-      found.add(np.ascontiguousarray(part_nP[: number - first], np.float32))
-    return found
+      index.add(np.ascontiguousarray(part_nP[: most - first], np.float32))
+    return index
 
   def filled(self, arrays: dict[str, jax.Array], index: Any, batch: Batch) -> Batch:
     """Return a batch with the passages nearest to its queries, and their numbers, `passages` int32 [B, k]."""

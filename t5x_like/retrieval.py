@@ -30,17 +30,22 @@ class Shelf:
     rules: mesh and sharding rules.
     passages: a `data.supervised.passages.Passages`.
     at_once: the passages that are embedded at once, rounded up to a multiple of the devices.
+    parts: the most parts that an index is made in.
 
   Attributes:
-    index: `(retriever of a model, parameters by name) -> float32 [N, P]`, the embeddings of all passages, where N is
-      their number, rounded up to a multiple of `at_once`.
+    parts: the number of parts.
+    empty: `() -> float32 [N, P]`, an index to be filled, of N passages, their number rounded up to a multiple of
+      `at_once`.
+    part: `(retriever of a model, parameters by name, index, number of a part) -> index`, with the embeddings of that
+      part; takes the memory of the index given.
   """
 
-  def __init__(self, model, rules: Rules, passages, at_once: int):
+  def __init__(self, model, rules: Rules, passages, at_once: int, parts: int = 1):
     mesh = rules.mesh
     n = -(-min(at_once, passages.number) // mesh.size) * mesh.size
-    N = -(-passages.number // n) * n
-    self._model, self._rules, self._number = model, rules, passages.number
+    C = -(-passages.number // n)
+    N, m = C * n, -(-C // parts)
+    self.parts = -(-C // m)
     own = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
     def part(index: tuple[slice, ...]) -> np.ndarray:
@@ -50,15 +55,22 @@ class Shelf:
 
     self._tokens_NL = jax.make_array_from_callback((N, passages.length), own, part)
 
-    @functools.partial(jax.jit, static_argnums=0, out_shardings=own)
-    def index(retriever_of: Callable, arrays: dict[str, jax.Array], tokens_NL: jax.Array) -> jax.Array:
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=2, out_shardings=own)
+    def part(retriever_of: Callable, arrays: dict, index_NP: jax.Array, number: jax.Array, tokens_NL: jax.Array):
       with rules.activate():
         retriever = retriever_of(params.with_arrays(model, arrays))
-        tokens_CnL = jnp.swapaxes(tokens_NL.reshape(n, N // n, -1), 0, 1)  # every device keeps its passages
+        first = jnp.minimum(m * number, C - m)  # the last part may repeat some of the one before
+        tokens_CnL = jnp.swapaxes(tokens_NL.reshape(n, C, -1), 0, 1)  # every device keeps its passages
         embed = lambda tokens_nL: retriever.passages(constrain(tokens_nL, "batch", None))  # noqa: E731
-        return jnp.swapaxes(jax.lax.map(embed, tokens_CnL), 0, 1).reshape(N, -1)
+        made_mnP = jax.lax.map(embed, jax.lax.dynamic_slice_in_dim(tokens_CnL, first, m))
+        index_nCP = index_NP.reshape(n, C, -1)
+        made_nCP = jax.lax.dynamic_update_slice_in_dim(index_nCP, jnp.swapaxes(made_mnP, 0, 1), first, axis=1)
+        return made_nCP.reshape(N, -1)
 
-    self.index = lambda retriever_of, arrays: index(retriever_of, arrays, self._tokens_NL)
+    self.part = lambda retriever_of, arrays, index_NP, number: part(
+      retriever_of, arrays, index_NP, jnp.int32(number), self._tokens_NL
+    )
+    self.empty = jax.jit(lambda: jnp.zeros((N, model.variant.width)), out_shardings=own)
 
     @functools.partial(jax.jit, out_shardings=rules.batch())
     def filled(arrays, index_NP: jax.Array, tokens_NL: jax.Array, batch: Batch) -> Batch:
@@ -71,6 +83,14 @@ class Shelf:
         return batch | {"passage_tokens": jnp.concatenate([null_B1L, passage_BkL], axis=1), "passages": number_Bk}
 
     self.filled = lambda arrays, index_NP, batch: filled(arrays, index_NP, self._tokens_NL, batch)
+
+
+def index(shelf, retriever_of: Callable, arrays: dict[str, jax.Array]) -> Any:
+  """Return the index of a shelf by a retriever of the model with these parameters."""
+  found = shelf.empty()
+  for number in range(shelf.parts):
+    found = shelf.part(retriever_of, arrays, found, number)
+  return found
 
 
 def shelf(search: str, *arguments) -> Any:

@@ -26,6 +26,8 @@ from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
 from t5x_like.retrieval import nearest
+from t5x_like.training import retrieval as steps_of_retrieval
+from t5x_like.training.state import TrainState
 from tests.runs import alone, assert_same_bits, restored
 from tests.tiny import noised
 
@@ -75,13 +77,49 @@ def test_faiss_finds_the_passages_that_devices_find(model, monkeypatch):
   own_B = np.array([-1, 0, 10], np.int32)
   asked = jax.device_put(batch() | {"own_passage": own_B}, rules.batch())
   arrays, found = params.arrays(model), {}
-  for search in ("device", "faiss"):
-    shelf = retrieval.shelf(search, model, rules, held, 4)
-    index = shelf.index(operator.attrgetter("retriever"), arrays)
-    found[search] = jax.device_get(shelf.filled(arrays, index, asked))
-    assert 0 not in found[search]["passages"][1] and 10 not in found[search]["passages"][2]
+  for search, parts in (("device", 1), ("device", 2), ("faiss", 2)):
+    shelf = retrieval.shelf(search, model, rules, held, 4, parts)
+    index = retrieval.index(shelf, operator.attrgetter("retriever"), arrays)
+    found[search, parts] = jax.device_get(shelf.filled(arrays, index, asked))
+    passages = found[search, parts]["passages"]
+    assert shelf.parts == parts and 0 not in passages[1] and 10 not in passages[2]
   for name in ("passages", "passage_tokens"):
-    np.testing.assert_array_equal(found["device"][name], found["faiss"][name])
+    for one in found.values():
+      np.testing.assert_array_equal(one[name], found["device", 1][name])
+
+
+class Counted:
+  """A shelf whose index lists the retriever's number at each of its parts."""
+
+  parts, empty = 2, list
+
+  def __init__(self):
+    self.made = []
+
+  def part(self, retriever_of, arrays, index, number):
+    self.made.append(number)
+    assert number == len(index)
+    return [*index, arrays["reference/retriever/x"]]
+
+
+@pytest.mark.parametrize("begin", [0, 1, 3, 4, 7, 8])
+def test_an_index_made_beside_the_steps_is_a_function_of_the_state(begin):
+  """Of every three steps; a step's retriever is its number. The index is that of the refresh before."""
+
+  def state(step):
+    due = step - step % 3
+    kept = [max(0, due - back * 3 - (0 if step != due else 3)) for back in (0, 1)]  # as saved before the step
+    names = ("retriever/x", "reference/retriever/x", "reference/reference/retriever/x")
+    return TrainState(step, dict(zip(names, [step, *kept])), None)
+
+  steps = object.__new__(steps_of_retrieval.Steps)
+  copied = lambda arrays: {n: arrays[n.removeprefix("reference/")] for n in arrays if n.startswith("ref")}  # noqa: E731
+  vars(steps).update(_every=3, _beside=True, _index=None, _next=(0, None, 0), _copied=copied, _shelf=Counted())
+  for step in range(begin, 12):
+    steps._shelf.made = []
+    steps._refreshed(state(step), step)
+    assert steps._index == (step - step % 3, [max(0, step - step % 3 - 3)] * 2), step
+    assert len(steps._shelf.made) <= (4 if step == begin else 1), "no step waits but the first"
 
 
 def test_faiss_that_is_not_installed_is_one_line(monkeypatch):
@@ -170,17 +208,20 @@ def flags(folder, workdir, **changes):
   return ["--config=tests/recipes/nano_realm.py", f"--workdir={workdir}", *words]
 
 
-def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(tmp_path, compiled, capsys):
+@pytest.mark.parametrize("refresh", more.beyond(1, ["beside", "between"]))
+def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(refresh, tmp_path, compiled, capsys):
   with alone():
-    assert train.main(flags(tmp_path, tmp_path / "whole")) == 0, capsys.readouterr().err
+    changes = {"objective.refresh": refresh}
+    assert train.main(flags(tmp_path, tmp_path / "whole", **changes)) == 0, capsys.readouterr().err
     shutil.copytree(tmp_path / "whole", tmp_path / "parted")
-    again = [*flags(tmp_path, tmp_path / "parted", evals={}), "--from_step=4"]  # the index is of step 3
+    again = [*flags(tmp_path, tmp_path / "parted", evals={}, **changes), "--from_step=4"]  # the index is of step 3
     assert train.main(again) == 0, capsys.readouterr().err
     assert_same_bits(tmp_path / "whole", tmp_path / "parted", 5)
     saved = restored(tmp_path / "whole", 5)
     kept = {name: x for name, x in saved.items() if name.startswith("params/reference/")}
     moved = [np.abs(x - saved[name.replace("reference/", "", 1)]).max() for name, x in kept.items()]
     assert kept and max(moved) > 0, "the copy is of an earlier step"
+    assert any(name.startswith("params/reference/reference/") for name in kept) == (refresh == "beside")
     held = json.dumps({"held": {"name": "open_qa", "split": "train"}})
     assert evaluate.main([f"--workdir={tmp_path}/whole", f"--config.evals={held}"]) == 0, capsys.readouterr().err
     (tmp_path / "in.txt").write_text("Kq work?\n")

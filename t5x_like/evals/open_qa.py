@@ -13,7 +13,7 @@ from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.answers import normalize_squad
 from t5x_like.metrics.texts import answers, texts_of
 from t5x_like.parallel.rules import fetch
-from t5x_like.retrieval import shelf
+from t5x_like.retrieval import index, shelf
 from t5x_like.slots import Length, Positive
 
 _NOW = operator.attrgetter("retriever")
@@ -75,15 +75,15 @@ class Evaluator:
     """Return `exact_match`, `f1`, `found` (percent of questions with a right answer in a retrieved passage), and the
     number of `examples`."""
     setting, passages, predictions, found = self._setting, self._setting.task.passages, [], []
-    index_NP = self._shelf.index(_NOW, arrays) if self._k else None
+    index_NP = index(self._shelf, _NOW, arrays) if self._k else None
     for batch in setting.global_batches(self._max_examples):
       index_B = fetch(batch["example_index"])
       real = index_B >= 0
       batch = self._shelf.filled(arrays, index_NP, batch) if self._k else batch
       tokens_BZN, log_p_BZ = (fetch(x)[real] for x in self._run(arrays, batch))
       number_Bk = fetch(batch["passages"])[real] if self._k else np.zeros((len(tokens_BZN), 0), int)
-      for index, tokens_ZN, log_p_Z, number_k in zip(index_B[real], tokens_BZN, log_p_BZ, number_Bk):
-        example, gold = self._examples[index], self._gold[index]
+      for at, tokens_ZN, log_p_Z, number_k in zip(index_B[real], tokens_BZN, log_p_BZ, number_Bk):
+        example, gold = self._examples[at], self._gold[at]
         written = [self._text(tokens_N) for tokens_N in tokens_ZN]
         votes = dict.fromkeys(written, 0.0)
         for text, p in zip(written, np.exp(log_p_Z)):

@@ -23,6 +23,8 @@ class Objective(Base):
 
   Attributes:
     refresh_every: steps from one index to the next (Guu et al. 2020, section 3.3: about 500).
+    refresh: `between` two steps, while training waits, from the parameters of that step; or `beside` the steps, each of
+      which embeds a part of the passages, from the parameters of the refresh before.
     search: where passages are found: on the devices, or by faiss in the host's memory.
   """
 
@@ -35,7 +37,14 @@ class Objective(Base):
   steps = "retrieval"
 
   refresh_every: Positive = 500
+  refresh: Literal["between", "beside"] = "between"
   search: Literal["device", "faiss"] = "device"
+
+  def extended(self, model, key: jax.Array):
+    """Return the model; for a refresh beside the steps, its reference has one of its own: the retriever before."""
+    if self.refresh == "beside":
+      model.reference.reference = type(model.reference)(model.retriever)
+    return model
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the retriever and the reader on a batch.

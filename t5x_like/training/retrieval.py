@@ -8,6 +8,7 @@ the same index again when it goes on. The queries, and p(z|x), are of the curren
 import dataclasses
 import operator
 import weakref
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from ml_collections import ConfigDict
 
 from t5x_like.errors import UserError
 from t5x_like.parallel.rules import fetch
-from t5x_like.retrieval import shelf
+from t5x_like.retrieval import index, shelf
 from t5x_like.runtime import process
 from t5x_like.training.build import REFERENCE, Parts, abstract_batch
 from t5x_like.training.compilation import Cost, compile_step
@@ -34,9 +35,11 @@ class Steps:
   def __init__(self, config: ConfigDict, parts: Parts, task):
     batch = abstract_batch(config, parts.rules, task)
     passages, k = task.passages, batch["passage_tokens"].shape[1] - 1
-    self._every, self._shelf = parts.objective.refresh_every, None
+    self._every, self._beside = parts.objective.refresh_every, parts.objective.refresh == "beside"
+    self._shelf = None
     if k:
-      self._shelf = shelf(parts.objective.search, parts.model, parts.rules, passages, config.batch_size * (1 + k))
+      given = parts.model, parts.rules, passages, config.batch_size * (1 + k), self._every if self._beside else 1
+      self._shelf = shelf(parts.objective.search, *given)
       process.say(
         f"retrieval: {k} of {passages.number:,} passages for each of {config.batch_size} rows, by an index made every"
         f" {self._every:,} steps"
@@ -47,7 +50,8 @@ class Steps:
       out_shardings={name: x.sharding for name, x in kept.items()},
     )
     self._step, self.cost = compile_step(config, parts, batch)
-    self._index: tuple[int, jax.Array] | None = None  # the step it was made at, and it
+    self._index: tuple[int, Any] | None = None  # the step that it is for, and it
+    self._next: tuple[int, Any, int] = (0, None, 0)  # the step that it is for, it, and its parts that are made
     self._given: tuple[weakref.ref, int] = (lambda: None, 0)  # the last state returned, and its step
 
   def __call__(self, state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -68,10 +72,27 @@ class Steps:
     due = step - step % self._every
     if step == due:
       state = dataclasses.replace(state, params=state.params | self._copied(state.params))
-    if step == due or self._index is None or self._index[0] != due:
+    if self._index is None or self._index[0] != due:
       self._index = None  # its memory, before there is another
-      self._index = due, self._shelf.index(_KEPT, state.params)
+      ready = self._next[0] == due and self._next[2] == self._shelf.parts
+      self._index = due, self._next[1] if ready else index(self._shelf, _KEPT, self._source(state.params))
+    if self._beside:
+      self._advance(state.params, due + self._every, min(1 + step - due, self._shelf.parts))
     return state
+
+  def _source(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return parameters whose reference is the retriever that makes the index in use."""
+    before = {name.removeprefix(REFERENCE): x for name, x in arrays.items() if name.startswith(2 * REFERENCE)}
+    return arrays | before
+
+  def _advance(self, arrays: dict[str, jax.Array], due: int, wanted: int) -> None:
+    """Make parts of the index for step `due`, as many as are wanted by now; at a start, more than one."""
+    at, made, parts = self._next
+    if at != due:
+      at, made, parts = due, self._shelf.empty(), 0
+    for number in range(parts, wanted):
+      made = self._shelf.part(_KEPT, arrays, made, number)
+    self._next = at, made, max(parts, wanted)
 
 
 def compiled(config: ConfigDict, parts: Parts, task) -> tuple[Steps, Cost]:
