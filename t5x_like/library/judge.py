@@ -17,15 +17,13 @@ class Judge:
   """A trained reward model, called as `judge(prompts, answers) -> scores`.
 
   Args:
-    workdir: the run, on its own mesh.
+    workdir: the run, on its own mesh, of whose processes each calls the judge with the same prompts and answers.
     step: its checkpoint; None is the newest.
   Raises:
-    UserError: there is no such run, it is no reward model, or there are several processes, each with texts of its own.
+    UserError: there is no such run, its mesh does not fit the devices, or it is no reward model.
   """
 
   def __init__(self, workdir: str, step: int | None = None):
-    if jax.process_count() > 1:
-      raise UserError(f"{workdir}: a reward model scores texts in one process, found {jax.process_count()} processes")
     made = load(workdir, step=step)
     if getattr(made.model, "scores", None) is None:
       raise UserError(f"{workdir}: found no reward model, expected a run of the objective 'reward' on preferences")

@@ -10,7 +10,8 @@ texts of this process at once, and is a pure function of them:
 Further arguments come from the recipe: {"name": "model", "workdir": "runs/reward"}.
 
 `texts` are completions, without the token that ends them. `examples` are dicts with the fields of the record
-(`config.task.fields`) that belongs to each. It returns a finite number for each.
+(`config.task.fields`) that belongs to each. It returns a finite number for each. A function with the attribute
+`together = True` runs on the mesh of all processes; each of them calls it with the texts of all.
 """
 
 import functools
@@ -39,6 +40,12 @@ def find(value: str | dict[str, Any]) -> Reward:
   if value == name and ":" in name:  # a function of the user's, of any signature
     return function
   return functools.partial(function, **slots.fill(_WHERE, arguments, function, given=slots.takes(function)[:2]))
+
+
+def together(value: str | dict[str, Any]) -> bool:
+  """Return whether all processes must call a reward with the same texts."""
+  found = find(value)
+  return getattr(getattr(found, "func", found), "together", False)
 
 
 def packed(fields: dict[str, Any], length: int, where: str) -> np.ndarray:

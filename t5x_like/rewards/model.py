@@ -4,7 +4,7 @@
 
 The prompt is the field of that name in an example, so `config.task.fields` must have it: a user's message, or a list of
 messages. Prompt and text are written in the chat template of the reward model's own run and in its vocabulary, which
-may differ from the trained model's.
+may differ from the trained model's. Several processes score the texts of all on the mesh of that run.
 """
 
 import functools
@@ -27,6 +27,9 @@ def reward(
   if lacking := next((example for example in examples if prompt not in example), None):
     raise UserError(f"found no {prompt!r} among {', '.join(lacking)}; name the prompt's field in config.task.fields")
   return _judge(workdir, step)([example[prompt] for example in examples], texts)
+
+
+reward.together = True
 
 
 @functools.lru_cache(2)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from t5x_like import rewards
@@ -62,13 +63,14 @@ class Steps:
     """
     batch = self._answer(state.params, batch, state.step)
     rules, size, N = self._parts.rules, self._batch_size, batch["decoder_log_probabilities"].shape[-1]
-    rows = local_rows(rules.batch(), size)
-    tokens_BKN = fetch(batch["decoder_target_tokens"])[rows][..., -N:]
+    rows, reward = local_rows(rules.batch(), size), self._parts.objective.reward
+    asked = np.arange(size) if rewards.together(reward) else rows
+    tokens_BKN = fetch(batch["decoder_target_tokens"])[asked][..., -N:]
     texts = rewards.texts_of(tokens_BKN.reshape(-1, N), self._task.vocabulary, self._ends)
-    fields = rewards.unpacked(fetch(batch["fields"])[rows])
+    fields = rewards.unpacked(fetch(batch["fields"])[asked])
     examples = [one for one in fields for _ in range(tokens_BKN.shape[1])]
-    found_BK = rewards.of_texts(self._parts.objective.reward, texts, examples).reshape(tokens_BKN.shape[:2])
-    return batch | {"rewards": from_local_rows(rules.batch(), rows, found_BK, size)}
+    found_BK = rewards.of_texts(reward, texts, examples).reshape(tokens_BKN.shape[:2])
+    return batch | {"rewards": from_local_rows(rules.batch(), rows, found_BK[np.searchsorted(asked, rows)], size)}
 
   def __call__(self, state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
     """Answer a batch and update the model; several updates count as one step.

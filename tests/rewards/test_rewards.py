@@ -49,6 +49,10 @@ def test_arguments_of_a_reward_are_checked(value, words):
     rewards.find(value)
 
 
+def test_processes_score_together_by_a_reward_model_alone():
+  assert rewards.together({"name": "model", "workdir": "runs/reward"}) and not rewards.together("exact")
+
+
 def test_a_reward_model_needs_the_prompt():
   with pytest.raises(UserError, match="model failed: UserError: found no 'prompt' among sum; name the prompt's field"):
     rewards.of_texts({"name": "model", "workdir": "none"}, ["a"], [{"sum": "1"}])
