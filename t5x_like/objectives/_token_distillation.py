@@ -23,7 +23,7 @@ Figures = dict[str, jax.Array]
 class Distilled(DecoderTargets):
   """The base: `(1 - share) * CE(student, target) + share * KL(teacher || student)`, the mean of weighted tokens.
 
-  Hinton et al. 2015 (arXiv:1503.02531), at a temperature of 1. Subclasses have the field `share`.
+  Hinton et al. 2015 (arXiv:1503.02531). Subclasses have the field `share`.
   """
 
   def __post_init__(self):
@@ -83,15 +83,19 @@ def _dense(logits: jax.Array | VocabularyLogits, x: jax.Array) -> jax.Array:
   return dataclasses.replace(logits, x=x).dense() if isinstance(logits, VocabularyLogits) else x.astype(jnp.float32)
 
 
-def whole(log_q_BtV: jax.Array, teacher_BtV: jax.Array) -> Figures:
+def whole(log_q_BtV: jax.Array, teacher_BtV: jax.Array, temperature: float = 1.0) -> Figures:
   """Return KL(teacher || student) of each token in nats, and whether both predict the same.
 
-  Where one has more logits than the other, the last of its own are padding of the same vocabulary, and are left out.
+  At a temperature T, logits of both are divided by T, and the divergence is multiplied by T^2, which keeps the size of
+  its gradients (Hinton et al. 2015, section 2). Where one has more logits than the other, the last of its own are
+  padding of the same vocabulary, and are left out.
   """
   V = min(log_q_BtV.shape[-1], teacher_BtV.shape[-1])
-  log_q_BtV, log_p_BtV = log_q_BtV[..., :V], jax.nn.log_softmax(teacher_BtV[..., :V])
+  log_q_BtV = log_q_BtV if temperature == 1.0 else jax.nn.log_softmax(log_q_BtV / temperature)
+  log_q_BtV, log_p_BtV = log_q_BtV[..., :V], jax.nn.log_softmax(teacher_BtV[..., :V] / temperature)
   same_Bt = jnp.argmax(log_p_BtV, axis=-1) == jnp.argmax(log_q_BtV, axis=-1)
-  return {"distillation_loss": jnp.sum(jnp.exp(log_p_BtV) * (log_p_BtV - log_q_BtV), axis=-1), "agreement": same_Bt}
+  loss_Bt = temperature**2 * jnp.sum(jnp.exp(log_p_BtV) * (log_p_BtV - log_q_BtV), axis=-1)
+  return {"distillation_loss": loss_Bt, "agreement": same_Bt}
 
 
 def likeliest(log_q_BtV: jax.Array, ids_Btk: jax.Array, log_p_Btk: jax.Array) -> Figures:

@@ -13,7 +13,7 @@ class Objective(Distilled):
   """`(1 - share) * CE(student, target) + share * KL(teacher || student)`; the teacher is not run.
 
   The divergence is over the teacher's k likeliest tokens and one event for all others together. With k = V it is that
-  of `token_distillation`. The metric `remainder` is the probability of the others.
+  of `token_distillation` at a temperature of 1. The metric `remainder` is the probability of the others.
 
   Attributes:
     share: the teacher's share of the loss.

@@ -1,17 +1,19 @@
 """Distillation of a language model: the student learns the distribution of a fixed teacher at every token."""
 
 import dataclasses
+import functools
 
 import jax
 
 from t5x_like.errors import UserError
 from t5x_like.objectives._losses import Batch, Sums
 from t5x_like.objectives._token_distillation import Distilled, whole
+from t5x_like.slots import AboveZero
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Distilled):
-  """`(1 - share) * CE(student, target) + share * KL(teacher || student)`; the teacher runs in every step.
+  """`(1 - share) * CE(student, target) + share * T^2 KL(teacher || student)`; the teacher runs in every step.
 
   The teacher, `model.reference`, sees the student's features without dropout. It may be of any family with the same
   vocabulary, whose table may be padded to another size. `cached_distillation` learns from its likeliest tokens, stored
@@ -19,12 +21,14 @@ class Objective(Distilled):
 
   Attributes:
     share: the teacher's share of the loss.
+    temperature: T, which divides the logits of both in the divergence.
   """
 
   gives = ("loss", "correct", "distillation_loss", "agreement")
   teacher = True
 
   share: float = 0.5
+  temperature: AboveZero = 1.0
 
   @classmethod
   def check(cls, model, features: dict) -> None:
@@ -49,4 +53,5 @@ class Objective(Distilled):
       predict the same.
     """
     teacher = jax.lax.stop_gradient(model.reference.outputs(batch)["logits"])
-    return self.distilled(model.outputs(batch, key), batch, whole, (teacher,))
+    divergence = functools.partial(whole, temperature=self.temperature)
+    return self.distilled(model.outputs(batch, key), batch, divergence, (teacher,))

@@ -70,6 +70,15 @@ def test_the_loss_is_that_of_the_formula(k, case):
     assert sums["distillation_loss"] < whole
 
 
+def test_a_temperature_divides_the_logits_of_both(case):
+  student, teacher, batch = case
+  log_q, log_p = (log_softmax(np.asarray(x @ table.T, np.float64) / 3, axis=-1) for x, table in (student, teacher))
+  objective = token_distillation.Objective(share=1.0, temperature=3.0)
+  loss, sums = objective(Small(*student, Small(*teacher)), batch)
+  expected = (batch["decoder_loss_weights"] * 9 * (np.exp(log_p) * (log_p - log_q)).sum(-1)).sum()
+  np.testing.assert_allclose([loss, sums["distillation_loss"]], [expected] * 2, rtol=1e-4)
+
+
 @pytest.mark.parametrize("tokens", [None, 2], ids=["whole", "chunks"])
 def test_all_tokens_stored_are_the_teacher_online_with_gradients(tokens, case, monkeypatch):
   student, teacher, batch = case
