@@ -260,11 +260,11 @@ class Answer(Continuation):
   """Generation with a decoder trained on conversations: answer the text as a user's message, until the turn ends.
 
   Args:
-    template: one of `chat.TEMPLATES`.
+    template: see `chat.template_of`.
     others: see `Generation`.
   """
 
-  def __init__(self, model, vocabulary, features, strategy: Strategy, new_tokens: int | None, template: str):
+  def __init__(self, model, vocabulary, features, strategy: Strategy, new_tokens: int | None, template):
     super().__init__(model, vocabulary, features, strategy, new_tokens)
     self._chat = Chat(template, vocabulary)
     self.ends = tuple(sorted({vocabulary.eos_id, self._chat.end}))

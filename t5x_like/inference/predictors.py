@@ -11,7 +11,9 @@ from t5x_like.inference import fill_mask, generation, strategies
 from t5x_like.inference.stops import Stops, several
 
 
-def predictor(model, vocabulary, features: dict[str, list[int]], flags: dict[str, Any], template: str | None = None):
+def predictor(
+  model, vocabulary, features: dict[str, list[int]], flags: dict[str, Any], template: str | dict | None = None
+):
   """Make the predictor for a model: `encode(texts, origin)` returns rows of tokens, and calling it answers them.
 
   Args:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like import vocabularies
-from t5x_like.data.supervised.chat import ASSISTANT, EOS, TEMPLATES, Chat
+from t5x_like.data.supervised.chat import ASSISTANT, EOS, Chat, template_of
 from t5x_like.vocabularies import CONFIG, TOKENIZER, Vocabulary, opening, special, start_id
 
 GENERATION = "generation_config.json"
@@ -66,13 +66,13 @@ def _converted(found: dict[str, bytes]) -> dict[str, bytes]:
   return {TOKENIZER: model, CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}
 
 
-def conversation(vocabulary: Vocabulary, template: str) -> dict[str, bytes]:
+def conversation(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict[str, bytes]:
   """Return the files that tell how a decoder converses: where its answers end and, if pieces mark its turns, how.
 
   Args:
-    template: one of `chat.TEMPLATES`.
+    template: see `chat.template_of`.
   """
-  chat, form = Chat(template, vocabulary), TEMPLATES[template]
+  chat, form = Chat(template, vocabulary), template_of(template)
   own = json.loads(vocabulary.exported().get(GENERATION, b"{}"))
   ends = own.get("eos_token_id") or []
   ends = {*(ends if isinstance(ends, list) else [ends]), vocabulary.eos_id, chat.end}
@@ -80,9 +80,9 @@ def conversation(vocabulary: Vocabulary, template: str) -> dict[str, bytes]:
   found = {GENERATION: (json.dumps(told, indent=2) + "\n").encode()} if len(ends) > 1 else {}
   if form.pieces == (EOS,):  # without pieces, a text has other ids within a conversation than by itself
     return found
-  (start,) = vocabulary.pieces_of([start_id(vocabulary)])
-  before, after = ({role: turn[side] for role, turn in form.turns.items()} for side in (0, 1))
-  content = "message['content']" + " | trim" * form.stripped
+  start, eos = vocabulary.pieces_of([start_id(vocabulary), vocabulary.eos_id])
+  before, after = ({role: turn[side].replace(EOS, eos) for role, turn in form.turns.items()} for side in (0, 1))
+  content = (f"{json.dumps(form.lead)} + " if form.lead else "") + "message['content']" + " | trim" * form.stripped
   jinja = (
     f"{{%- set before = {json.dumps(before)} %}}{{%- set after = {json.dumps(after)} %}}{{{{- {json.dumps(start)} }}}}"
     "{%- for message in messages %}"

@@ -14,6 +14,7 @@ from typing import Any, TypedDict, Unpack, get_args, overload
 
 import numpy as np
 
+from t5x_like import slots
 from t5x_like.decoding import named
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals._embeddings import Pooling
@@ -95,7 +96,7 @@ class Model:
     self.forced = tuple(identity.get("forced", (None, None)))
     self.settings: dict[str, Any] = identity.get("generation", {})
     self._banned = {tuple(ids) for ids in identity.get("banned", ())}
-    self.template: str | None = task.get("template") if task.name in CONVERSATIONS else None
+    self.template: str | dict | None = slots.plain(task.get("template")) if task.name in CONVERSATIONS else None
     self.features: dict[str, list[int]] = {name: list(shape[-1:]) for name, shape in features_of(identity).items()}
 
   @functools.cached_property
@@ -123,7 +124,7 @@ class Model:
     choices: Sequence[str] | None = None,
     *,
     origin: str = "predict",
-    template: str | None = None,
+    template: str | dict | None = None,
     **options: Unpack[Options],
   ) -> list[dict[str, Any]]:
     """Return a record for each input, as `python -m t5x_like.predict` writes them.
@@ -255,7 +256,7 @@ class Model:
       for file in made.iterdir() if is_remote(directory) else ():
         (output / file.name).write_bytes(file.read_bytes())
 
-  def talk(self, *, template: str | None, context: int | None, seed: int, **options: Unpack[Options]) -> Talk:
+  def talk(self, *, template: str | dict | None, context: int | None, seed: int, **options: Unpack[Options]) -> Talk:
     """Return a conversation, as `python -m t5x_like.chat` has it.
 
     Args:
@@ -290,11 +291,11 @@ class Model:
         process.say(note)
     return self._pooled[pooling]
 
-  def _predictor(self, template: str | None, **options: Unpack[Options]):
+  def _predictor(self, template: str | dict | None, **options: Unpack[Options]):
     flags, given = checked(options), template or self.template
     if "decoder_target_tokens" in self.features:
       flags = generation_settings.merged(self.settings, flags)
-    key = (given, *sorted(flags.items()))
+    key = (repr(given), *sorted(flags.items()))
     if key not in self._predictors:  # the programs of one that is kept are compiled once
       made = self._predictors[key] = predictors.predictor(self.model, self.vocabulary, self.features, flags, given)
       if isinstance(made, Generation):

@@ -9,7 +9,7 @@ from transformers import AddedToken, AutoTokenizer
 
 import published
 from t5x_like import vocabularies
-from t5x_like.data.supervised.chat import TEMPLATES, Chat, Message
+from t5x_like.data.supervised.chat import EOS, TEMPLATES, Chat, Message
 from t5x_like.interop import enclosing
 from t5x_like.vocabularies.kinds._tokenizer_files import NAMES
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
@@ -122,9 +122,9 @@ def test_vocabularies_made_here_open_in_the_library(tmp_path, kind):
   assert (theirs.pad_token_id, theirs.eos_token_id) == (0, 1)
 
 
-@pytest.mark.parametrize("template", ["chatml", "llama3", "gemma"])
+@pytest.mark.parametrize("template", ["chatml", "llama3", "gemma", "deepseek"])
 def test_conversations_are_written_as_in_training(tmp_path, template):
-  pieces = ["<|endoftext|>", *TEMPLATES[template].pieces]
+  pieces = ["<|endoftext|>", *(piece for piece in TEMPLATES[template].pieces if piece != EOS)]
   published.byte_level(pieces).save(str(tmp_path / "tokenizer.json"))
   (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>", "chat_template": "another"}')
   vocabulary = vocabularies.load(str(tmp_path))

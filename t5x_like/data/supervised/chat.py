@@ -14,17 +14,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from t5x_like import slots
 from t5x_like.corpora.sources import Record, Skip, kind_of, value
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.vocabularies import Vocabulary
 
 ASSISTANT = "assistant"
 EOS = "<EOS>"
+_WHERE = "config.task.template"
 
 
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-  """The format of turns.
+  """The format of turns, one of `TEMPLATES` or given by a recipe, `config.task.template = {"turns": …, "ends": …}`.
 
   Attributes:
     turns: the text before and after the content, by role; `{role}` in it is the role's name.
@@ -32,6 +34,8 @@ class ChatTemplate:
     pieces: spellings that are single ids of the vocabulary; `EOS` is the vocabulary's.
     lead: text before every content, encoded together with it; space-keeping tokenizers know most words by their space.
     stripped: whether white space around contents is dropped.
+  Raises:
+    UserError: `turns` lacks the user or the assistant, or `ends` is no piece that the text after an answer begins with.
   """
 
   turns: dict[str, tuple[str, str]]
@@ -39,6 +43,18 @@ class ChatTemplate:
   pieces: tuple[str, ...] = (EOS,)
   lead: str = ""
   stripped: bool = False
+
+  def __post_init__(self):
+    for role, turn in ({"user": None, ASSISTANT: None} | self.turns).items():
+      if not isinstance(turn, list | tuple) or [type(text) for text in turn] != [str, str]:
+        told = f"found {str(turn)[:60]} for {role!r}, expected the text before a content and the text after it"
+        raise UserError(f"{_WHERE}.turns: {told}")
+    after = self.turns[ASSISTANT][1]
+    if self.ends not in self.pieces or not after.startswith(self.ends):
+      raise UserError(
+        f"{_WHERE}.ends: found {self.ends!r}, expected one of pieces, {', '.join(self.pieces)}, with which the text"
+        f" after an answer, {after!r}, begins"
+      )
 
 
 def _alike(before: str, after: str, roles: Sequence[str] = ("system", "user", ASSISTANT, "tool")) -> dict:
@@ -66,7 +82,31 @@ TEMPLATES = {
     ("<start_of_turn>", "<end_of_turn>"),
     stripped=True,
   ),
+  # DeepSeek-V3's.
+  "deepseek": ChatTemplate(
+    {"system": ("", ""), "user": ("<｜User｜>", ""), ASSISTANT: ("<｜Assistant｜>", EOS)},
+    EOS,
+    (EOS, "<｜User｜>", "<｜Assistant｜>"),
+  ),
+  # Tülu's and OLMo 2's, whose marks of turns are text.
+  "tulu": ChatTemplate(
+    _alike("<|{role}|>\n", "\n", ("system", "user")) | {ASSISTANT: ("<|assistant|>\n", f"{EOS}\n")}, EOS
+  ),
 }
+
+
+def template_of(value: str | dict[str, Any]) -> ChatTemplate:
+  """Return the template of a name, or of the fields of a `ChatTemplate`.
+
+  Raises:
+    UserError: there is none of this name, or the fields are unusable.
+  """
+  if not isinstance(value, str):
+    return ChatTemplate(**slots.fill(_WHERE, value, ChatTemplate))
+  if value not in TEMPLATES:
+    expected = f"one of {', '.join(TEMPLATES)}{did_you_mean(value, TEMPLATES)}"
+    raise UserError(f"{_WHERE}: found {value!r}, expected {expected}")
+  return TEMPLATES[value]
 
 
 class Message(NamedTuple):
@@ -78,26 +118,21 @@ class Chat:
   """Writes conversations in the ids of a vocabulary.
 
   Args:
-    template: one of `TEMPLATES`.
+    template: see `template_of`.
     vocabulary: the vocabulary of the ids.
 
   Raises:
-    UserError: an unknown template, or the vocabulary lacks one of its pieces.
+    UserError: an unusable template, or the vocabulary lacks one of its pieces.
   """
 
-  def __init__(self, template: str, vocabulary: Vocabulary):
-    if template not in TEMPLATES:
-      raise UserError(
-        f"config.task.template: found {template!r}, expected one of {', '.join(TEMPLATES)}"
-        f"{did_you_mean(template, TEMPLATES)}"
-      )
-    self._template, self._vocabulary = TEMPLATES[template], vocabulary
+  def __init__(self, template: str | dict[str, Any], vocabulary: Vocabulary):
+    self._template, self._vocabulary = template_of(template), vocabulary
     known = _ids(vocabulary) if set(self._template.pieces) - {EOS} else {}
     self._pieces = {EOS: vocabulary.eos_id}
     for piece in self._template.pieces:
       if piece != EOS and piece not in known:
         raise UserError(
-          f"config.task.template: {template!r} needs the piece {piece!r}, which the vocabulary of {vocabulary.size} ids"
+          f"{_WHERE}: {template!r} needs the piece {piece!r}, which the vocabulary of {vocabulary.size} ids"
           " lacks; choose template 'plain', which needs none, or a vocabulary that has it"
         )
       self._pieces |= {piece: known[piece]} if piece != EOS else {}

@@ -45,7 +45,7 @@ def features(vocabulary, /, *, length: int, **_) -> Features:
 
 def task(
   *,
-  template: str = "plain",
+  template: str | dict = "plain",
   messages: str = "messages",
   prompt: str | None = None,
   completion: str | None = None,
@@ -56,7 +56,7 @@ def task(
   """Make the task.
 
   Args:
-    template: one of `chat.TEMPLATES`.
+    template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`.
     messages: the field of the conversation.
     prompt, completion: instead, templates of a user's message and the answer to it, such as `{instruction}`.
     length: length of a row.

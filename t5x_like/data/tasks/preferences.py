@@ -45,7 +45,7 @@ def features(vocabulary, /, *, length: int, **_) -> Features:
 
 def task(
   *,
-  template: str = "plain",
+  template: str | dict = "plain",
   prompt: str | None = "prompt",
   chosen: str = "chosen",
   rejected: str = "rejected",
@@ -56,7 +56,7 @@ def task(
   """Make the task.
 
   Args:
-    template: one of `chat.TEMPLATES`.
+    template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`.
     prompt, chosen, rejected: the fields; None where the answers are whole conversations.
     length: length of each row.
     too_long: treatment of pairs with a longer row; truncation cuts ends, and skips pairs that lose an answer.

@@ -52,7 +52,7 @@ def task(
   *,
   prompt: str | None = None,
   messages: str | None = None,
-  template: str | None = None,
+  template: str | dict | None = None,
   fields: tuple[str, ...] = (),
   fields_length: Length = 256,
   completions: Positive = 8,
@@ -69,7 +69,7 @@ def task(
       template.
     messages: instead, the field of a conversation that the assistant is to answer; one that ends with its answer is
       skipped.
-    template: the chat template of a decoder, one of `chat.TEMPLATES`; None for prompts without one.
+    template: the chat template of a decoder, see the task `chat`; None for prompts without one.
     fields: the fields of a record that the reward is computed from.
     fields_length: the most bytes of these as JSON.
     completions: K, the completions of a prompt in each batch.

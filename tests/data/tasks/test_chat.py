@@ -37,6 +37,10 @@ WRITTEN = {
     "<start_of_turn>user\nHi!<end_of_turn>\n<start_of_turn>model\n[Hello.<end_of_turn>]\n<start_of_turn>user\n"
     "Bye?<end_of_turn>\n<start_of_turn>model\n[See you.<end_of_turn>]"
   ),
+  "deepseek": ("Be brief.<｜User｜>Hi!<｜Assistant｜>[Hello.</s>]<｜User｜>Bye?<｜Assistant｜>[ See you. </s>]"),
+  "tulu": (
+    "<|system|>\nBe brief.\n<|user|>\nHi!\n<|assistant|>\n[Hello.</s>]\n<|user|>\nBye?\n<|assistant|>\n[ See you. </s>]"
+  ),
 }
 
 
@@ -70,6 +74,35 @@ def test_templates_are_written_as_they_are_published(template, published):
     with pytest.raises(UserError, match="the conversation: found role 'system' in message 0, expected one of user, as"):
       Chat(template, vocabulary).prompt(TALK[:2])
   assert Chat(template, vocabulary).prompt(talk[:-2]) == ids[: np.flatnonzero(np.diff(answer) == 1)[-1] + 1].tolist()
+
+
+MISTRAL = {"turns": {"user": ["[INST] ", " [/INST]"], "assistant": ["", "<EOS>"]}, "ends": "<EOS>", "lead": " "}
+
+
+def test_a_template_of_ones_own_is_a_part_of_the_recipe(tmp_path):
+  built = build(tmp_path, talks(1)[:1], template=MISTRAL)
+  ids, answer = Chat(MISTRAL, BYTES)([Message("user", "Hi!0"), Message("assistant", "Hello.0")])
+  (batch,) = loader.eval_batches(built, batch_size=1)
+  length = int(batch["decoder_segment_ids"][0].sum())
+  assert BYTES.decode(ids).startswith("[INST]  Hi!0 [/INST] Hello.0") and ids[-1] == BYTES.eos_id == built.ends[0]
+  assert batch["decoder_target_tokens"][0][: len(ids)].tolist() == ids.tolist() and length >= len(ids)
+  assert batch["decoder_loss_weights"][0][: len(ids)].tolist() == answer.tolist()
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"ends": "</s>"}, "config.task.template.ends: found '</s>', expected one of pieces, <EOS>, with which the text"),
+    (
+      {"turns": {"user": ["a", "b"]}},
+      "config.task.template.turns: found None for 'assistant', expected the text before",
+    ),
+    ({"turn": {}}, "config.task.template.turn: unknown key (did you mean 'turns'?)"),
+  ],
+)
+def test_an_unusable_template_is_one_line(changes, words):
+  with pytest.raises(UserError, match=re.escape(words)):
+    Chat(MISTRAL | changes, BYTES)
 
 
 def build(folder, records, **arguments):
