@@ -1,0 +1,55 @@
+"""Shampoo is its formula in numpy, has the size of Adam's update, and is Adam where nothing is preconditioned."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from tests.training.optimizers.test_soap import RATE, gradients_of, updates
+
+
+def powers(x, power):
+  values, vectors = np.linalg.eigh(x)
+  return (vectors * (values + 1e-3 * values[-1]) ** power) @ vectors.T
+
+
+@pytest.mark.parametrize("widest", [9, 5], ids=["both", "one"])
+def test_the_update_is_that_of_the_formula(widest):
+  """Roots of the second step on are those of the last even one."""
+  gradients, b1, b2 = gradients_of((6, 4))[:4], 0.9, 0.99
+  found = updates(gradients, "shampoo", b1=b1, b2=b2, every=2, widest=widest, ridge=1e-3)
+  left, right, mu, nu = np.zeros((6, 6)), np.zeros((4, 4)), 0.0, 0.0
+  for step, g in enumerate(np.asarray(g, np.float64) for g in gradients):
+    left, right = b2 * left + (1 - b2) * g @ g.T, b2 * right + (1 - b2) * g.T @ g
+    mu, nu = b1 * mu + (1 - b1) * g, b2 * nu + (1 - b2) * g**2
+    scale = 1 - b2 ** (step + 1)
+    if step % 2 == 0:
+      power = -1 / 4 if widest == 9 else -1 / 2
+      roots = (powers(left / scale, power) if widest == 9 else np.eye(6)), powers(right / scale, power)
+    adam = mu / (1 - b1 ** (step + 1)) / (np.sqrt(nu / scale) + 1e-8)
+    way = roots[0] @ mu @ roots[1]
+    expected = -0.1 * way * np.linalg.norm(adam) / np.linalg.norm(way)
+    np.testing.assert_allclose(found[step], expected, rtol=5e-3, atol=5e-4 * np.abs(expected).max())
+
+
+def test_without_preconditioned_sides_it_is_adam():
+  gradients = gradients_of((6, 4))
+  for want, found in zip(updates(gradients, "adamw"), updates(gradients, "shampoo", widest=1)):
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
+
+
+def test_gradients_of_zero_give_updates_of_zero():
+  assert not np.any(updates([jnp.zeros((3, 2))] * 2, "shampoo"))
+
+
+def test_every_layer_of_a_stack_has_its_own_roots():
+  gradients = gradients_of((2, 6, 4))
+  optimizer = layerwise(OPTIMIZERS["shampoo"](RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")})
+  params = {"w": jnp.zeros((2, 6, 4))}
+  state, update = optimizer.init(params), jax.jit(optimizer.update)
+  for step, gradient in enumerate(gradients):
+    made, state = update({"w": gradient}, state, params, step=step)
+  for layer in range(2):
+    alone = updates([g[layer] for g in gradients], "shampoo", every=3)[-1]
+    np.testing.assert_allclose(made["w"][layer], alone, rtol=5e-3, atol=5e-4)
