@@ -9,6 +9,8 @@ architecture:
   decoder          the continuation, without the prompt; a prefix LM attends to the prompt in both directions
     def add(a, b):                          ->  {"prediction": " return a + b"}
                    trained on conversations or preferences, its answer to the text as a user's message
+  retriever and    the answer to a question, its probability and the passages that it may come from
+  reader
   encoder          the likeliest pieces for each mask, with their probabilities
     The [MASK] of the array.                ->  {"predictions": [[{"text": "sum", "probability": 0.31}, …]],
                                                  "filled": "The sum of the array."}

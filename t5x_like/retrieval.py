@@ -6,7 +6,7 @@ the result is that of one device. `faiss_retrieval.py` searches in the host's me
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_like import slots
+from t5x_like.decoding.generate import generate, likeliest
 from t5x_like.nn import params
 from t5x_like.parallel.constrain import constrain
 from t5x_like.parallel.rules import Rules
@@ -91,6 +92,42 @@ def index(shelf, retriever_of: Callable, arrays: dict[str, jax.Array]) -> Any:
   for number in range(shelf.parts):
     found = shelf.part(retriever_of, arrays, found, number)
   return found
+
+
+def retriever_of(model):
+  """Return the retriever that is trained."""
+  return model.retriever
+
+
+def answered(model, batch: Batch, new_tokens: int) -> tuple[jax.Array, jax.Array]:
+  """Answer greedily from each passage of a batch, as many tokens at most ("fast decoding", Lewis et al. 2020, 2.5).
+
+  Args:
+    batch: what the model needs; see `RetrieverReader.outputs`.
+  Returns:
+    (answers int32 [B, Z, N], their log-probabilities with those of the passages, float32 [B, Z])
+  """
+  outputs = model.outputs(batch)
+  score_BZ = jnp.einsum("BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"])
+  tokens_RN, log_p_RN = generate(model.reader, model.read(batch), likeliest, max_length=new_tokens)
+  shape = score_BZ.shape
+  return tokens_RN.reshape(*shape, -1), jax.nn.log_softmax(score_BZ) + log_p_RN.sum(axis=1).reshape(shape)
+
+
+def text_of(vocabulary, tokens_N: np.ndarray) -> str:
+  """Return the text of an answer up to its end."""
+  ends = np.flatnonzero(tokens_N == vocabulary.eos_id)
+  row = tokens_N[: ends[0]] if ends.size else tokens_N
+  return vocabulary.decode([int(i) for i in row if i < vocabulary.size and i != vocabulary.pad_id]).strip()
+
+
+def voted(texts: Sequence[str], log_p_Z: np.ndarray) -> tuple[str, float]:
+  """Return the likeliest answer and its probability, the sum of those of the passages that it was written from."""
+  votes = dict.fromkeys(texts, 0.0)
+  for text, p in zip(texts, np.exp(log_p_Z)):
+    votes[text] += float(p)
+  best = max(votes, key=votes.get)
+  return best, votes[best]
 
 
 def shelf(search: str, *arguments) -> Any:

@@ -224,9 +224,6 @@ def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(refresh, t
     assert any(name.startswith("params/reference/reference/") for name in kept) == (refresh == "beside")
     held = json.dumps({"held": {"name": "open_qa", "split": "train"}})
     assert evaluate.main([f"--workdir={tmp_path}/whole", f"--config.evals={held}"]) == 0, capsys.readouterr().err
-    (tmp_path / "in.txt").write_text("Kq work?\n")
-    asked = [f"--workdir={tmp_path}/whole", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]
-    assert predict.main(asked) == 2 and "answers from passages that it retrieves" in capsys.readouterr().err
   rows = read_metrics(tmp_path / "whole")
   assert {"train/loss", "train/null_probability", "train/utility"} <= rows[0].keys()
   assert rows[-1]["eval/facts30_open_qa/examples"] == 8
@@ -236,6 +233,17 @@ def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(refresh, t
   found = np.mean([any(f" {row['target']}." in text for text in row["passages"]) for row in answers])
   scores = json.loads(written.with_suffix(".json").read_text())["metrics"]
   assert scores["found"] == pytest.approx(100 * found) and scores["examples"] == 22
+  (tmp_path / "in.txt").write_text("".join(f"{row['input']}\n" for row in answers[:5]))
+  asked = [f"--workdir={tmp_path}/whole", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]
+  with alone():
+    assert predict.main(asked) == 0, capsys.readouterr().err
+    assert (
+      predict.main([*asked, "--beams=2"]) == 2 and "--beams=2: the model answers greedily" in capsys.readouterr().err
+    )
+  for told, row in zip((tmp_path / "out.jsonl").read_text().splitlines(), answers, strict=False):
+    told = json.loads(told)
+    assert all(told[name] == row[name] for name in ("input", "prediction", "passages"))
+    assert told["probability"] == pytest.approx(row["probability"], abs=1e-4)
 
 
 @pytest.mark.parametrize(

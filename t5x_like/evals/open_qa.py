@@ -1,22 +1,17 @@
 """Answers to questions from passages that the model retrieves: exact match, F1, and how often the answer was found."""
 
-import operator
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from t5x_like.decoding.generate import generate, likeliest
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.answers import normalize_squad
 from t5x_like.metrics.texts import answers, texts_of
 from t5x_like.parallel.rules import fetch
-from t5x_like.retrieval import index, shelf
+from t5x_like.retrieval import answered, index, retriever_of, shelf, text_of, voted
 from t5x_like.slots import Length, Positive
-
-_NOW = operator.attrgetter("retriever")
 
 
 class Evaluator:
@@ -56,16 +51,10 @@ class Evaluator:
       self._shelf = shelf(search, setting.model, setting.rules, task.passages, setting.batch_size * (1 + self._k))
     new = max_new_tokens or task.features["decoder_target_tokens"].shape[0]
 
-    def answered(model, batch):
-      """Return (answers int32 [B, Z, N], their log-probabilities with those of the passages, float32 [B, Z])."""
-      outputs = model.outputs({name: batch[name] for name in model.NEEDS})
-      score_BZ = jnp.einsum("BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"])
-      rows = model.read({name: batch[name] for name in model.NEEDS})
-      tokens_RN, log_p_RN = generate(model.reader, rows, likeliest, max_length=new)
-      shape = score_BZ.shape
-      return tokens_RN.reshape(*shape, -1), jax.nn.log_softmax(score_BZ) + log_p_RN.sum(axis=1).reshape(shape)
+    def function(model, batch):
+      return answered(model, {name: batch[name] for name in model.NEEDS}, new)
 
-    self._run = setting.jit(answered)
+    self._run = setting.jit(function)
 
   def names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write."""
@@ -75,7 +64,7 @@ class Evaluator:
     """Return `exact_match`, `f1`, `found` (percent of questions with a right answer in a retrieved passage), and the
     number of `examples`."""
     setting, passages, predictions, found = self._setting, self._setting.task.passages, [], []
-    index_NP = index(self._shelf, _NOW, arrays) if self._k else None
+    index_NP = index(self._shelf, retriever_of, arrays) if self._k else None
     for batch in setting.global_batches(self._max_examples):
       index_B = fetch(batch["example_index"])
       real = index_B >= 0
@@ -84,15 +73,11 @@ class Evaluator:
       number_Bk = fetch(batch["passages"])[real] if self._k else np.zeros((len(tokens_BZN), 0), int)
       for at, tokens_ZN, log_p_Z, number_k in zip(index_B[real], tokens_BZN, log_p_BZ, number_Bk):
         example, gold = self._examples[at], self._gold[at]
-        written = [self._text(tokens_N) for tokens_N in tokens_ZN]
-        votes = dict.fromkeys(written, 0.0)
-        for text, p in zip(written, np.exp(log_p_Z)):
-          votes[text] += float(p)
+        best, probability = voted([text_of(setting.task.vocabulary, tokens_N) for tokens_N in tokens_ZN], log_p_Z)
         read = passages.texts(number_k)
         found.append(any(_within(answer, text) for answer in gold for text in read))
-        best = max(votes, key=votes.get)
         row = {"input": example["inputs"], "target": example["targets"], "prediction": best, "passages": read}
-        predictions.append(row | {"references": gold, "probability": votes[best]})
+        predictions.append(row | {"references": gold, "probability": probability})
     given = [self._metric.prediction(row["prediction"]) for row in predictions]
     scores = self._metric.metric([self._metric.reference(row["references"]) for row in predictions], given)
     scores |= {"found": 100 * float(np.mean(found)), "examples": len(predictions)}
@@ -106,12 +91,6 @@ class Evaluator:
     if not right:
       raise UserError(f"task {name}, input {example['inputs'][:60]!r}: found no texts in field {references!r}")
     return right
-
-  def _text(self, tokens_N: np.ndarray) -> str:
-    vocabulary = self._setting.task.vocabulary
-    ends = np.flatnonzero(tokens_N == vocabulary.eos_id)
-    row = tokens_N[: ends[0]] if ends.size else tokens_N
-    return vocabulary.decode([int(i) for i in row if i < vocabulary.size and i != vocabulary.pad_id]).strip()
 
 
 def _within(answer: str, text: str) -> bool:

@@ -6,7 +6,6 @@ masks.
 
 from typing import Any
 
-from t5x_like.errors import UserError
 from t5x_like.inference import fill_mask, generation, strategies
 from t5x_like.inference.stops import Stops, several
 
@@ -25,11 +24,6 @@ def predictor(
   Raises:
     UserError: the model cannot predict text, or flags do not apply to it or exclude each other.
   """
-  if "passage_tokens" in features:
-    raise UserError(
-      "--workdir: the model answers from passages that it retrieves, expected one that answers alone; ask it by"
-      " `evaluate`, with your questions as --config.task.source"
-    )
   if "decoder_target_tokens" not in features:
     return fill_mask.MaskFilling(model, vocabulary, features, **fill_mask.options(flags))
   new_tokens = flags.pop("max_new_tokens", None)

@@ -25,6 +25,7 @@ from t5x_like.inference.embedding import Embedding
 from t5x_like.inference.fill_mask import MaskFilling
 from t5x_like.inference.generation import Generation
 from t5x_like.inference.prompts import Prompts
+from t5x_like.inference.retrieved import Retrieved
 from t5x_like.inference.streaming import Stream
 from t5x_like.inference.talk import Talk
 from t5x_like.interop import generation_settings, sentences
@@ -273,6 +274,10 @@ class Model:
     own = {name: value for name, value in self.settings.items() if name in named.PENALTIES}
     given = own | {name: options.pop(name) for name in names if name in options}
     predict = self._predictor(template, **options)
+    if isinstance(predict, Retrieved):
+      raise UserError(
+        f"--workdir={self.path}: the model answers single questions; ask it by python -m t5x_like.predict"
+      )
     if isinstance(predict, MaskFilling):
       return Talk(self.run, predict, None)
     stream = Stream(self.run, predict, named.transforms(given), predict.longest_prompt(context), seed)
@@ -297,13 +302,20 @@ class Model:
       flags = generation_settings.merged(self.settings, flags)
     key = (repr(given), *sorted(flags.items()))
     if key not in self._predictors:  # the programs of one that is kept are compiled once
-      made = self._predictors[key] = predictors.predictor(self.model, self.vocabulary, self.features, flags, given)
+      make = self._retrieved if "passage_tokens" in self.features else predictors.predictor
+      made = self._predictors[key] = make(self.model, self.vocabulary, self.features, flags, given)
       if isinstance(made, Generation):
         made.ends, made.forced = tuple(sorted({*made.ends, *self.ends})), self.forced
         made.banned = {*made.banned, *self._banned}
         if self._source.published is not None:  # not trained here, but with its tokenizer
           made.around = self.vocabulary.around() or made.around
     return self._predictors[key]
+
+  def _retrieved(self, model, vocabulary, features, flags: dict[str, Any], template) -> Retrieved:
+    """Return the predictor of a model that retrieves passages, those of its task."""
+    config, arguments = self._source.config, self._source.config.task.to_dict()
+    task = process.build_task("task", arguments.pop("name"), config.eval_split, arguments)
+    return Retrieved(model, task, config.objective.get("search", "device"), **flags)
 
   def __repr__(self) -> str:
     return f"<{type(self).__name__} {self.path}: {params.count(self.model):,} parameters>"
