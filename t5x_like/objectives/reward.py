@@ -20,7 +20,7 @@ class Objective(GivenAnswers):
 
   Attributes:
     centre: the weight of `(r(chosen) + r(rejected))^2`.
-    gap: the least difference of rewards that is asked for.
+    gap: the least difference of rewards that is asked for; a pair's own `margin` is added, if the task has them.
   """
 
   outputs = {"scores": 2}
@@ -40,7 +40,8 @@ class Objective(GivenAnswers):
 
     Args:
       model: a decoder with `config.model.scores=1`.
-      batch: as for `objectives.dpo`: features of the chosen and the rejected answer, [B, 2, …].
+      batch: as for `objectives.dpo`: features of the chosen and the rejected answer, [B, 2, …]; and
+        `margin` float32 [B], or none.
       key: dropout key; None evaluates.
     Returns:
       (loss sum, sums), sums over pairs: `loss`, `correct` (pairs in the right order), `margin`, the rewards of both
@@ -49,7 +50,8 @@ class Objective(GivenAnswers):
     outputs = model.outputs(flat(batch), key)
     reward_B2 = outputs["scores"][:, 0].reshape(-1, 2)
     margin_B = reward_B2[:, 0] - reward_B2[:, 1]
-    loss_B = jax.nn.softplus(self.gap - margin_B) + self.centre * jnp.square(jnp.sum(reward_B2, axis=1))
+    gap_B, sum_B = self.gap + batch.get("margin", 0.0), jnp.sum(reward_B2, axis=1)
+    loss_B = jax.nn.softplus(gap_B - margin_B) + self.centre * jnp.square(sum_B)
     each = {
       "correct": margin_B > 0,
       "margin": margin_B,

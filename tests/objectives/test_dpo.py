@@ -63,9 +63,18 @@ def test_rows_of_both_answers_with_weights_on_these_alone(tmp_path):
       assert batch["decoder_input_tokens"][row, side][0] == vocabularies.start_id(BYTES)
 
 
+def test_a_margin_goes_with_its_pair(tmp_path):
+  records = [{"prompt": "a", "chosen": "b", "rejected": "c" * n, "better_by": n / 2} for n in (1, 2)]
+  built = build(tmp_path, records, margin="better_by")
+  assert built.features == features.of({"name": "preferences", "length": 64, "margin": "better_by"})
+  batch = next(loader.eval_batches(built, batch_size=2))
+  assert batch["margin"].tolist() == [0.5, 1.0] and batch["margin"].dtype == np.float32
+
+
 @pytest.mark.parametrize(
   ("record", "arguments", "words"),
   [
+    ({"prompt": "a", "chosen": "b", "rejected": "c", "m": "2"}, {"margin": "m"}, "found '2' in field 'm', expected a"),
     ({"prompt": "a", "chosen": "b"}, {}, "found no field 'rejected' among prompt, chosen"),
     ({"prompt": "a", "chosen": [{"role": "user"}], "rejected": "b"}, {}, "found no 'content' among role"),
     ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "1 records skipped .the same answer twice."),

@@ -34,11 +34,11 @@ def one(batch, row, side):
 
 
 def test_the_reward_loss_is_that_of_bradley_and_terry(batch, scoring):
-  centre, gap = 0.1, 0.2
-  loss, sums = reward.Objective(centre=centre, gap=gap)(scoring, batch)
+  centre, gap, own = 0.1, 0.2, np.array([0.0, 1.0, -0.5], np.float32)
+  loss, sums = reward.Objective(centre=centre, gap=gap)(scoring, batch | {"margin": own})
   rewards = np.array([[float(scoring.outputs(one(batch, row, s))["scores"][0, 0]) for s in (0, 1)] for row in range(3)])
   margins = rewards[:, 0] - rewards[:, 1]
-  expected = (-np.log(expit(margins - gap)) + centre * rewards.sum(1) ** 2).sum()
+  expected = (-np.log(expit(margins - gap - own)) + centre * rewards.sum(1) ** 2).sum()
   np.testing.assert_allclose([loss, sums["loss"], sums["margin"]], [expected, expected, margins.sum()], rtol=1e-5)
   np.testing.assert_allclose(sums["chosen_reward"], rewards[:, 0].sum(), rtol=1e-5)
   assert sums["weights"] == 3 and sums["correct"] == (margins > 0).sum()

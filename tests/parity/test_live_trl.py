@@ -230,16 +230,17 @@ def test_the_reward_model(both):
   head = draw.normal(size=(both.model.variant.dims.embed, 1)).astype(np.float32)
   weight = torch.tensor(head, requires_grad=True)
 
-  def rewarded(input_ids, attention_mask, use_cache):
+  def rewarded(input_ids, attention_mask, **_):
     x = both.policy.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     return types.SimpleNamespace(logits=(x @ weight)[torch.arange(2 * R), attention_mask.sum(1) - 1])
 
   sides = [torch.tensor(x.swapaxes(0, 1).reshape(2 * R, T)) for x in (tokens, mask)]
-  given = dict(zip(("input_ids", "attention_mask"), sides))
+  margin = np.array([0.5, 0.0, 1.0, -0.2, 0.3, 2.0], np.float32)
+  given = dict(zip(("input_ids", "attention_mask"), sides)) | {"margin": torch.tensor(margin)}
   expected = RewardTrainer.compute_loss(trainer(), rewarded, given)
   expected.backward()
   batch = {"decoder_input_tokens": tokens.astype(np.int32), "decoder_target_tokens": tokens.astype(np.int32)}
-  batch |= {"decoder_segment_ids": mask, "decoder_loss_weights": mask.astype(np.float32)}
+  batch |= {"decoder_segment_ids": mask, "decoder_loss_weights": mask.astype(np.float32), "margin": margin}
 
   def loss(arrays):
     total, sums = reward.Objective(centre=0.1)(params.with_arrays(scoring, arrays), batch)

@@ -7,9 +7,10 @@ A record has `chosen` and `rejected`: two texts, answers to the text or the conv
 conversations. One that begins with the assistant follows the prompt; others are whole, and need none. A chat template
 writes them as tokens, see `data/supervised/chat.py`. Every feature is [2, length]: the row of the chosen answer, and
 the row of the rejected one. `decoder_loss_weights` is 1 on the last answer and its end; `decoder_segment_ids` is 0 on
-padding.
+padding. With `margin`, the feature `margin`, float32 [], says by how much the chosen answer is better.
 """
 
+import math
 from typing import Unpack
 
 import numpy as np
@@ -38,9 +39,10 @@ def tiny(length: int) -> dict[str, int]:
   return {"length": 128}
 
 
-def features(vocabulary, /, *, length: int, **_) -> Features:
+def features(vocabulary, /, *, length: int, margin: str | None = None, **_) -> Features:
   """Return the features of the task with these arguments."""
-  return {name: Feature((2, *one.shape), one.dtype) for name, one in decoder(length, "segment_ids").items()}
+  rows = {name: Feature((2, *one.shape), one.dtype) for name, one in decoder(length, "segment_ids").items()}
+  return rows if margin is None else rows | {"margin": Feature((), "float32")}
 
 
 def task(
@@ -49,6 +51,7 @@ def task(
   prompt: str | None = "prompt",
   chosen: str = "chosen",
   rejected: str = "rejected",
+  margin: str | None = None,
   length: Length = 1024,
   too_long: TooLong = "refuse",
   **records: Unpack[Records],
@@ -58,12 +61,14 @@ def task(
   Args:
     template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`.
     prompt, chosen, rejected: the fields; None where the answers are whole conversations.
+    margin: the field of a number, the least difference that the objective `reward` asks for, such as one by rating.
     length: length of each row.
     too_long: treatment of pairs with a longer row; truncation cuts ends, and skips pairs that lose an answer.
     records: see `Records`.
 
   Raises:
-    UserError: unusable template or length; a message without role or content, or of an unknown role; and as `labelled`.
+    UserError: unusable template or length; a message without role or content, or of an unknown role; a margin that is
+      no number; and as `labelled`.
   """
   source = Records(**records)
   vocabulary = vocabularies.load(source.vocabulary)
@@ -96,7 +101,14 @@ def task(
     if np.array_equal(*tokens):
       return Skip("the same answer twice")
     firsts = (np.int32(np.flatnonzero(np.diff(answer, prepend=0) == 1)[-1]) for answer in answers)
-    return dict(zip(SIDES, tokens)) | {f"{side}_first": first for side, first in zip(SIDES, firsts)}
+    gap = {} if margin is None else {"margin": number(record, where)}
+    return dict(zip(SIDES, tokens)) | {f"{side}_first": first for side, first in zip(SIDES, firsts)} | gap
+
+  def number(record, where):
+    found = value(record, margin, where)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+      raise UserError(f"{where}: found {str(found)[:40]!r} in field {margin!r}, expected a finite number")
+    return np.float32(found)
 
   def rows(store):
     lengths_N2 = np.stack([store.lengths[side] for side in SIDES], axis=1)
@@ -113,19 +125,21 @@ def task(
         answer_BL = np.arange(tokens_BL.shape[1]) >= first_N2[used[index_B], number][:, None]
         placed, shape = (row_B, one_B, one_B), (index_B.size, length)
         made.append(packing.decoder_rows(tokens_BL, valid_BL, answer_BL, placed, shape, *ids))
-      return stacked(made)
+      gap = {} if margin is None else {"margin": np.asarray(store.arrays["margin"])[used[index_B]]}
+      return stacked(made) | gap
 
     return Rows(used.size, read)
 
+  given = {} if margin is None else {"margin": margin}
   return labelled(
     "preferences.v2",
     source,
     vocabulary,
-    fields=tuple(filter(None, (prompt, chosen, rejected))),
-    facts={"template": template, "prompt": prompt, "chosen": chosen, "rejected": rejected},
+    fields=tuple(filter(None, (prompt, chosen, rejected, margin))),
+    facts={"template": template, "prompt": prompt, "chosen": chosen, "rejected": rejected} | given,
     streams=dict.fromkeys(SIDES, False),
     example=example,
     rows=rows,
-    features=features(vocabulary, length=length),
+    features=features(vocabulary, length=length, margin=margin),
     made={"length": length, "too_long": too_long, "vocabulary": vocabulary.fingerprint},
   )
