@@ -14,6 +14,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.models import mixtral, switch
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
+from t5x_like.objectives import denominator
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
@@ -164,6 +165,8 @@ def test_the_objective_adds_the_losses_of_the_routers():
   weights = batch["decoder_loss_weights"].sum()
   for name in ("moe_balance_loss", "moe_z_loss", "moe_dropped"):
     np.testing.assert_allclose(sums[name], outputs[name] * weights, rtol=1e-6)
+  for name in ("moe_dropped", "moe_violation"):  # means over both layers
+    assert float(sums[denominator(name, sums)]) == 2 * weights and denominator("moe_z_loss", sums) == "weights"
   assert float(outputs["moe_balance_loss"]) >= 2 * 0.01 * 0.99  # one layer with experts in each of two stacks
   added = sums["loss"] + sums["z_loss"] + sums["moe_balance_loss"] + sums["moe_z_loss"]
   np.testing.assert_allclose(loss, added, rtol=1e-6)
@@ -188,9 +191,9 @@ def test_accumulated_steps_show_and_lower_the_losses():
   for _ in range(8):
     state, metrics = step(state, batch)
     history.append({name: float(value) for name, value in metrics.items()})
-  weights = batch["decoder_loss_weights"].sum()
   for name in ("loss", "z_loss", "moe_balance_loss", "moe_z_loss", "moe_dropped"):
-    np.testing.assert_allclose(history[0][name], sum(h[name] for h in halves) / weights, rtol=1e-5, err_msg=name)
+    whole = sum(h[denominator(name, h)] for h in halves)
+    np.testing.assert_allclose(history[0][name], sum(h[name] for h in halves) / whole, rtol=1e-5, err_msg=name)
   assert history[-1]["loss"] < history[0]["loss"] - 0.5
   for name, before in arrays.items():
     assert float(jnp.abs(state.params[name] - before).max()) > 1e-3, name

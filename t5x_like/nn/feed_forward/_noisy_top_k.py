@@ -16,7 +16,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.feed_forward import Experts
-from t5x_like.nn.feed_forward._router import Router, Routing, float32_product, total
+from t5x_like.nn.feed_forward._router import Router, Routing, float32_product, shares, total
 from t5x_like.nn.layer import Statistics
 
 
@@ -81,13 +81,14 @@ class GateLoad(Statistics):
 
   Attributes:
     importance_E, load_E: sums of the gates of each expert, and of the probabilities that it is chosen.
-    choices, dropped: number of choices, and of choices without a slot.
+    chosen_E: number of choices of each expert.
+    dropped: number of choices without a slot.
     importance_loss, load_loss: factors of the losses.
   """
 
   importance_E: jax.Array
   load_E: jax.Array
-  choices: jax.Array
+  chosen_E: jax.Array
   dropped: jax.Array
   importance_loss: float = dataclasses.field(metadata={"static": True})
   load_loss: float = dataclasses.field(metadata={"static": True})
@@ -96,20 +97,21 @@ class GateLoad(Statistics):
   def of(cls, routing: NoisyRouting, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts) -> "GateLoad":
     one_hot = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
     importance_E = total(jnp.einsum("BTkE,BTk->BTE", one_hot, routing.gates_BTk), valid_BT)
-    choices = total(jnp.sum(one_hot, axis=(2, 3)), valid_BT)
+    chosen_E = total(jnp.sum(one_hot, axis=2), valid_BT)
     load_E = total(routing.chances_BTE, valid_BT)
-    return cls(importance_E, load_E, choices, dropped, experts.importance_loss, experts.load_loss)
+    return cls(importance_E, load_E, chosen_E, dropped, experts.importance_loss, experts.load_loss)
 
   def scalars(self) -> dict[str, jax.Array]:
-    """Return the losses, times their factors, and the fraction of choices dropped.
+    """Return the losses, times their factors, the excess of the largest load, and the fraction of choices dropped.
 
     Each loss is the square of the coefficient of variation over experts (section 4, equation 7; appendix A,
     equation 11), 0 if all experts matter equally.
     """
+    choices = jnp.maximum(jnp.sum(self.chosen_E), 1.0)
     return {
       "moe_importance_loss": self.importance_loss * _squared_variation(self.importance_E),
       "moe_load_loss": self.load_loss * _squared_variation(self.load_E),
-      "moe_dropped": self.dropped / jnp.maximum(self.choices, 1.0),
+      **shares(self.chosen_E, choices, self.dropped / choices),
     }
 
 

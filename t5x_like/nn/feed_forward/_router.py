@@ -124,17 +124,21 @@ class Load(Statistics):
     return {
       "moe_balance_loss": self.balance_loss * balance,
       "moe_z_loss": self.z_loss * self.z / tokens,
-      "moe_violation": violation(self.chosen_E, tokens),
-      "moe_dropped": self.dropped / jnp.maximum(self.choices, 1.0),
+      **shares(self.chosen_E, tokens, self.dropped / jnp.maximum(self.choices, 1.0)),
     }
 
 
 jax.tree_util.register_dataclass(Load)
 
 
-def violation(load_E: jax.Array, choices: jax.Array) -> jax.Array:
-  """Return the excess of the largest load over the mean as a fraction of the mean; 0 without choices."""
-  return jnp.maximum(jnp.max(load_E) * load_E.size / choices - 1.0, 0.0)
+def shares(load_E: jax.Array, choices: jax.Array, dropped: jax.Array) -> dict[str, jax.Array]:
+  """Return the excess of the largest load over the mean as a fraction of the mean, 0 without choices, and `dropped`.
+
+  Each has a weight of 1: the sums over layers that a `Stack` returns then give means over layers, see
+  `objectives.denominator`.
+  """
+  found = {"moe_violation": jnp.maximum(jnp.max(load_E) * load_E.size / choices - 1.0, 0.0), "moe_dropped": dropped}
+  return found | {f"{name}_weights": jnp.float32(1.0) for name in found}
 
 
 def total(x: jax.Array, valid_BT: jax.Array | None) -> jax.Array:

@@ -20,7 +20,7 @@ from flax import nnx
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.feed_forward import Experts
-from t5x_like.nn.feed_forward._router import Router, Routing, total, violation
+from t5x_like.nn.feed_forward._router import Router, Routing, shares, total
 from t5x_like.nn.layer import Statistics
 
 _SMALL = 2.0**-70
@@ -135,8 +135,7 @@ class RowLoad(Statistics):
     choices = jnp.maximum(jnp.sum(self.load_E), 1.0)
     return {
       "moe_balance_loss": self.balance_loss * self.balance / jnp.maximum(self.tokens, 1.0),
-      "moe_violation": violation(self.load_E, choices),
-      "moe_dropped": self.dropped / choices,
+      **shares(self.load_E, choices, self.dropped / choices),
     }
 
 

@@ -74,8 +74,9 @@ class Moe(Layer):
     moe_balance_loss, moe_z_loss; moe_importance_loss, moe_load_loss with the router "noisy_top_k": weighted losses over
       tokens that are not padding; an objective adds them to its loss per target token. With gradient accumulation,
       each part of the batch is balanced by itself.
-    moe_violation: the excess of the largest load over the mean, as a fraction of the mean; not of "noisy_top_k".
+    moe_violation: the excess of the largest load over the mean, as a fraction of the mean.
     moe_dropped: the fraction of choices without a slot.
+    moe_violation_weights, moe_dropped_weights: 1, so that the metrics of both are means over layers.
 
   Kernels are `wi` and `gate` [E, D, F] and `wo` [E, F, D].
 
