@@ -1,7 +1,7 @@
 """Group relative policy optimisation: completions that are better than others of their prompt become likelier.
 
 Shao et al. 2024 (DeepSeekMath, arXiv:2402.03300, section 4.1); Liu et al. 2025 (Dr. GRPO, arXiv:2503.20783); Yu et al.
-2025 (DAPO, arXiv:2503.14476).
+2025 (DAPO, arXiv:2503.14476); Zheng et al. 2025 (GSPO, arXiv:2507.18071).
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ class Objective(FromRewards):
   """`-min(r A, clip(r, 1 - clip, 1 + clip_high) A) + beta * KL` at each token (equation 3, KL by equation 4).
 
   r is the token's probability by the model over that in the rollout. The advantage A of a completion is its reward
-  minus the mean of its prompt's K completions. There are three forms:
+  minus the mean of its prompt's K completions. There are four forms:
 
     grpo      A is divided by the K rewards' standard deviation (of a sample, K - 1), the loss is the mean of each
               completion's tokens, and the mean of these.
@@ -31,13 +31,15 @@ class Objective(FromRewards):
               spread of a prompt's rewards or on the length of a completion (section 3.1).
     dapo      A as for `grpo`, and the loss is the mean over all tokens of the batch, so that those of long completions
               count as much as others (Yu et al., section 3.3).
+    gspo      as `grpo`, but r is one ratio of the completion, the geometric mean of its tokens' (Zheng et al.,
+              equations 5 to 7); it moves little, and is clipped at 3e-4 and 4e-4 in the paper.
 
   With several updates, the rollout's log-probabilities stay, and clipping bounds the move away from them; in the first,
   r is 1 up to rounding.
 
   Attributes:
     reward: a name in `t5x_like.rewards`, or `module:function`; or such a name and arguments.
-    form: `grpo`, `dr_grpo` or `dapo`.
+    form: `grpo`, `dr_grpo`, `dapo` or `gspo`.
     clip: the paper's epsilon.
     clip_high: the same above 1; None is `clip`. A higher one lets unlikely tokens grow (Yu et al., section 3.1: 0.28).
     beta: the weight of the KL divergence from the reference; 0 needs no reference.
@@ -47,7 +49,7 @@ class Objective(FromRewards):
   gives = (*FromRewards.gives, "clip_fraction")
 
   reward: str | dict
-  form: Literal["grpo", "dr_grpo", "dapo"] = "grpo"
+  form: Literal["grpo", "dr_grpo", "dapo", "gspo"] = "grpo"
   clip: float = 0.2
   clip_high: AboveZero | None = None
   beta: float = 0.04
@@ -80,16 +82,19 @@ class Objective(FromRewards):
     """
     found = self.completions(model, batch)
     A_BK1 = self.advantages(found.reward_BK)[..., None]
-    ratio_BKN = jnp.exp(found.own_BKN - found.old_BKN)
+    log_ratio_BKN = found.own_BKN - found.old_BKN
+    if self.form == "gspo":
+      log_ratio_BKN = mean_over_tokens(log_ratio_BKN, found.weights_BKN)[..., None]
+    ratio_BKN = jnp.exp(log_ratio_BKN)
     high = self.clip if self.clip_high is None else self.clip_high
     free_BKN, bound_BKN = ratio_BKN * A_BK1, jnp.clip(ratio_BKN, 1 - self.clip, 1 + high) * A_BK1
-    loss_BKN = -jnp.minimum(free_BKN, bound_BKN)
+    loss_BKN = jnp.broadcast_to(-jnp.minimum(free_BKN, bound_BKN), found.own_BKN.shape)
     each = {"clip_fraction": mean_over_tokens(bound_BKN < free_BKN, found.weights_BKN)}
     if self.reference:
       kl_BKN = k3(found.own_BKN, found.base_BKN)
       loss_BKN += self.beta * kl_BKN
       each["kl"] = mean_over_tokens(kl_BKN, found.weights_BKN)
-    if self.form == "grpo":
+    if self.form in ("grpo", "gspo"):
       return self.summed(found, mean_over_tokens(loss_BKN, found.weights_BKN), **each)
     loss_BK = jnp.sum(loss_BKN * found.weights_BKN, axis=-1)
     if self.form == "dr_grpo":

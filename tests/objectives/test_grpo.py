@@ -1,4 +1,4 @@
-"""GRPO, Dr. GRPO, DAPO and RLOO against their formulas in numpy, and their mean gradients against a bandit's."""
+"""GRPO, Dr. GRPO, DAPO, GSPO and RLOO against their formulas in numpy, and their mean gradients against a bandit's."""
 
 import itertools
 
@@ -65,10 +65,12 @@ def by_hand(objective, own, base, batch):
       A = group[k] - group.mean()
       A = A if objective.form == "dr_grpo" else A / (group.std(ddof=1) + 1e-4)
       ratios = [np.exp(p[b, k, n] - old[b, k, n]) for n in places]
+      if objective.form == "gspo":
+        ratios = [np.prod(ratios) ** (1 / len(ratios))] * len(ratios)
       bound = [np.clip(ratio, 1 - objective.clip, 1 + (objective.clip_high or objective.clip)) for ratio in ratios]
       k3 = [np.exp(r[b, k, n] - p[b, k, n]) - (r[b, k, n] - p[b, k, n]) - 1 for n in places]
       each = [-min(a * A, c * A) + objective.beta * x for a, c, x in zip(ratios, bound, k3)]
-      loss += sum(each) / {"grpo": len(each), "dr_grpo": N, "dapo": 1}[objective.form]
+      loss += sum(each) / {"grpo": len(each), "gspo": len(each), "dr_grpo": N, "dapo": 1}[objective.form]
       clipped += np.mean([c * A < a * A for a, c in zip(ratios, bound)])
     kl += np.mean([np.exp(r[b, k, n] - p[b, k, n]) - (r[b, k, n] - p[b, k, n]) - 1 for n in places])
   return loss, kl, clipped
@@ -80,9 +82,10 @@ def by_hand(objective, own, base, batch):
     grpo.Objective("exact", clip=0.2, beta=0.3),
     grpo.Objective("exact", form="dr_grpo", clip=0.1, beta=0.2),
     grpo.Objective("exact", form="dapo", clip=0.1, clip_high=0.3, beta=0.2),
+    grpo.Objective("exact", form="gspo", clip=0.01, beta=0.2),
     rloo.Objective("exact", beta=0.25),
   ],
-  ids=["grpo", "dr_grpo", "dapo", "rloo"],
+  ids=["grpo", "dr_grpo", "dapo", "gspo", "rloo"],
 )
 def test_loss_and_figures_are_those_of_the_papers(objective, drawn):
   own, base, batch = drawn

@@ -128,7 +128,7 @@ def ours(both, objective, batch):
   return jax.value_and_grad(loss)(both.arrays)
 
 
-@pytest.mark.parametrize("form", ["grpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("form", ["grpo", "dr_grpo", "dapo", "gspo"])
 def test_grpo(form, both):
   import torch
   from trl.trainer.grpo_trainer import GRPOTrainer, nanstd
@@ -138,6 +138,8 @@ def test_grpo(form, both):
   A = rewards - rewards.mean(1, keepdim=True)
   A = A if form == "dr_grpo" else A / (nanstd(rewards, dim=1)[:, None] + 1e-4)
   stand_in = trainer(loss_type=form, beta=0.3, epsilon_high=0.2)
+  if form == "gspo":
+    vars(stand_in).update(loss_type="grpo", importance_sampling_level="sequence")
   given = inputs | {"advantages": A.reshape(-1), "num_items_in_batch": inputs["completion_mask"].sum()}
   expected = GRPOTrainer._compute_loss(stand_in, both.policy, given)
   expected.backward()
