@@ -14,7 +14,6 @@ from t5x_like import config as config_lib
 from t5x_like import slots, training
 from t5x_like.errors import UserError
 from t5x_like.nn import params, remat
-from t5x_like.nn.linear import has_adapters
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import tunings
 from t5x_like.training.guard import GUARDS, Guard, skipping
@@ -98,7 +97,7 @@ def model_of(config: ConfigDict):
     model = tune.adapt(bare(key), jax.random.fold_in(key, _ADAPTERS), config.model)
     if getattr(objective, "teacher", False):
       model.reference = bare(key, "teacher.model", config.teacher.model)
-    elif getattr(objective, "reference", False) and not has_adapters(model):  # else it is the model without them
+    elif getattr(objective, "reference", False) and not slots.module("lora", tunings).alone(model, tune):
       model.reference = bare(key)
     return getattr(objective, "extended", lambda model, key: model)(model, key)
 

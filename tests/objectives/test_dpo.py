@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import more
-import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
 from t5x_like import evaluate, train, vocabularies
 from t5x_like.data import features, loader, task
 from t5x_like.errors import UserError
@@ -16,7 +15,9 @@ from t5x_like.nn import lora, params
 from t5x_like.nn.linear import ADAPTERS, without_adapters
 from t5x_like.objectives.dpo import Objective
 from t5x_like.report.writer import read_metrics
+from t5x_like.training import build as build_lib
 from tests.models.families import Case, model, shrunk
+from tests.recipes import nano_decoder  # with the variant that the runs are of
 from tests.runs import assert_same_bits, restored
 
 BYTES = vocabularies.load("bytes")
@@ -183,6 +184,16 @@ def flags(folder, *more):
   words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
   steps = ("--config.total_steps=6", "--config.eval_every=3", "--config.checkpoint.every=3")
   return ["--config=tests/recipes/nano_decoder.py", "--config.model.dropout=0.0", *words, *steps, *more]
+
+
+@pytest.mark.parametrize(("also", "copied"), [(["scores/*", "head/*/*"], False), (["decoder/*norm*"], True)])
+def test_the_reference_has_weights_of_its_own_where_more_than_adapters_is_trained(also, copied):
+  """Without its adapters, a model whose norms are trained is no longer the one that the run began with."""
+  config = nano_decoder.get_config()
+  config.model = config.model.to_dict() | {"vocab_size": 384}
+  config.objective, config.tuning = {"name": "dpo"}, {"name": "lora", "also": also}
+  named = params.named_params(build_lib.model_of(config)[0])
+  assert any(name.startswith("reference/") for name in named) == copied
 
 
 @pytest.mark.more

@@ -3,7 +3,8 @@
 import fnmatch
 
 from t5x_like.errors import UserError
-from t5x_like.nn.linear import ADAPTERS
+from t5x_like.nn import params
+from t5x_like.nn.linear import ADAPTERS, has_adapters
 from t5x_like.nn.lora import adapted
 from t5x_like.slots import Positive
 from t5x_like.training.tunings import Tuning
@@ -34,3 +35,12 @@ def make(
 
   adapt = lambda model, key, values: adapted(model, targets, rank, alpha, key, also)  # noqa: E731
   return Tuning(adapt=adapt, trained=trained)
+
+
+def alone(model, tuning: Tuning) -> bool:
+  """Return whether a model has adapters, and nothing else is trained that its logits depend on.
+
+  The model without its adapters then stays the one that the run began with, and can be the reference of an objective.
+  """
+  trained = tuning.trained(params.named_params(model)) if has_adapters(model) else ["all"]
+  return all(name.endswith(ADAPTERS) or name.startswith(("scores/", "value/")) for name in trained)
