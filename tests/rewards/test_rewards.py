@@ -14,7 +14,9 @@ def test_built_in_rewards():
   examples = [{"sum": "42", "other": "x"}] * 3
   assert exact.reward([" 42\n", "042", "x"], examples) == [1.0, 0.0, 1.0]
   texts = ["so it is 1,042.", "#### 42 apples, not 41", "none", "-42"]
-  assert number.reward(texts, [{"answer": "2 + 1040 = 1042"}, *[{"answer": 42}] * 3]) == [1.0, 0.0, 0.0, 0.0]
+  assert number.reward(texts, [{"answer": "2 + 1040 = 1042"}, *[{"answer": 42}] * 3]) == [1.0, 1.0, 0.0, 0.0]
+  texts = ["it is 45-3", "a loss: -$1,003.50", "a loss of 3"]  # a minus between numbers is no sign
+  assert number.reward(texts, [{"answer": one} for one in (3, -1003.5, -3)]) == [1.0, 1.0, 0.0]
 
 
 def test_a_record_travels_as_bytes():
