@@ -35,6 +35,16 @@ class Records(Source):
   vocabulary: str = "bytes"
   buckets: Positive = 1
 
+  @property
+  def gaps(self) -> bool:
+    """Whether texts may lack a field: everywhere but in a training split, so that every example is predicted."""
+    return not self.split.startswith("train")
+
+  @property
+  def with_gaps(self) -> dict[str, bool]:
+    """The facts of examples whose texts may lack a field."""
+    return {"gaps": True} if self.gaps else {}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedRecords(Records):

@@ -43,8 +43,11 @@ class Template:
     self._sentinels = sentinels
     self.marked = sentinels > 0 and any(field != _list(field) for _, field in self._parts if field is not None)
 
-  def __call__(self, record: Record, where: str) -> str | None:
-    """Return the text, or None if a field is null or empty; UserError if a field is unknown or not text."""
+  def __call__(self, record: Record, where: str, gaps: bool = False) -> str | None:
+    """Return the text; raise UserError if a field is unknown or not text.
+
+    A null or empty field is a gap in the text or, without `gaps`, makes it None.
+    """
     out = []
     for literal, field in self._parts:
       out.append(literal)
@@ -59,7 +62,7 @@ class Template:
           text = " ".join(filter(None, texts))
         else:
           text = as_text(found, plain, where)
-        if not text:
+        if not (text or gaps):
           return None
         out.append(text)
     return "".join(out)

@@ -8,6 +8,7 @@
 number in the field itself (regression). `example_weights` is 1, but 0 in the rows that pad the last batch of an
 evaluation. Where labels are class names, -1 means that an example has none, as in TFDS's test splits: its weight is 0.
 If -1 is among the names, it is a class as any other.
+Training splits, whose names begin with `train`, lack examples with an empty text; other splits have them.
 For a decoder each example has one row, features [1, length], or with `both_orders` a second with the texts exchanged.
 
 `Task.examples` gives `record`, `text` (a list of one or two) and `label` (a class name, a number, or None).
@@ -76,14 +77,14 @@ def task(
 
   def parsed(record, where):
     label = as_text(value(record, label_field, where), label_field, where)
-    return {name: template(record, where) for name, template in templates.items()}, label
+    return {name: template(record, where, source.gaps) for name, template in templates.items()}, label or None
 
   def example(record, where):
     texts, label = parsed(record, where)
-    if empty := next((name for name, text in (*texts.items(), ("label", label)) if not text), None):
+    if empty := next((name for name, text in (*texts.items(), ("label", label)) if text is None), None):
       return Skip(f"empty {empty}")
     ids = {name: np.asarray(vocabulary.encode(text), np.int32) for name, text in texts.items()}
-    if not all(part.size for part in ids.values()):
+    if not (source.gaps or all(part.size for part in ids.values())):
       return Skip("no tokens")
     number = np.int32(-1) if absent(label, numbers) else number_of(label, numbers, label_field, where)
     return ids | {"label": number}
@@ -114,7 +115,7 @@ def task(
     source,
     vocabulary,
     fields=(*(field for template in templates.values() for field in template.fields), label_field),
-    facts=facts | ({"unlabelled": None} if UNLABELLED in (numbers or ()) else {}),
+    facts=facts | ({"unlabelled": None} if UNLABELLED in (numbers or ()) else {}) | source.with_gaps,
     streams=dict.fromkeys(templates, False),
     example=example,
     rows=rows,

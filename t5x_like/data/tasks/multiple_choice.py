@@ -7,7 +7,8 @@
 
 `data/supervised/sequences.py` defines the rows; their features are [choices, length]. `option_labels` [choices] is 2
 for a right option, 1 for a wrong one and 0 where an example has no such option; `label` is the first right one.
-`example_weights` is 1, but 0 for examples without a label, which have -1 in the source.
+`example_weights` is 1, but 0 for examples without a label, which have -1 in the source. Training splits, whose names
+begin with `train`, lack examples with an empty text or option; other splits have them.
 
 `Task.examples` gives `record`, `text`, `options` (texts), `label` (the name of the right option, or None) and `answers`
 (all right texts).
@@ -92,7 +93,7 @@ def task(
 
   def parsed(record, where):
     """Return (text, options, their rows, the right options or None without a label)."""
-    found = value(record, options, where) if listed else [part(record, where) or "" for part in parts]
+    found = value(record, options, where) if listed else [part(record, where, source.gaps) or "" for part in parts]
     if not isinstance(found, list):
       raise UserError(f"{where}: found {type(found).__name__} in field {options!r}, expected a list of options")
     if len(found) != choices and not fewer:
@@ -101,10 +102,10 @@ def task(
       )
     found = [as_text(one, str(options), where) for one in found[:choices]]
     if placeholder is not None:
-      whole = each(record, where) or ""
+      whole = each(record, where, source.gaps) or ""
       written = [whole.replace(placeholder, one) for one in found]
     else:
-      written = [each(record | {"option": one}, where) or "" for one in found]
+      written = [each(record | {"option": one}, where, source.gaps) or "" for one in found]
     if answers is not None:
       given = value(record, answers, where)
       right = np.isin(found, [as_text(one, answers, where) for one in given]) if given else None
@@ -113,12 +114,12 @@ def task(
       right = None if absent(name, names) else np.arange(len(found)) == number_of(name, names, label_field, where)
       if right is not None and not right.any():
         raise UserError(f"{where}: found label {name!r} in field {label_field!r}, but only {len(found)} options")
-    return about(record, where), found, written, right
+    return about(record, where, source.gaps), found, written, right
 
   def example(record, where):
     told, _, written, right = parsed(record, where)
     ids = [np.asarray(vocabulary.encode(one), np.int32) for one in written]
-    if told is None or not ids or not all(one.size for one in ids):
+    if told is None or not ids or not (source.gaps or all(one.size for one in ids)):
       return Skip("empty text" if told is None else "empty option")
     kinds, lengths = np.full(choices, ABSENT, np.int8), np.zeros(choices, np.int32)
     kinds[: len(ids)] = WRONG if right is None else np.where(right, RIGHT, WRONG)
@@ -159,7 +160,7 @@ def task(
   read_from = [options] if listed else [field for part in parts for field in part.fields]
   facts = {"text": text, "options": options if listed else list(options), "option": option, "placeholder": placeholder}
   facts |= {"label_field": label_field, "labels": list(names), "answers": answers, "choices": choices, "fewer": fewer}
-  facts |= {"unlabelled": None} if UNLABELLED in names else {}
+  facts |= ({"unlabelled": None} if UNLABELLED in names else {}) | source.with_gaps
   decoder = {} if architecture == "encoder" else {"architecture": architecture}
   return labelled(
     "multiple_choice.v1",

@@ -73,7 +73,8 @@ def task(
   """Make the task.
 
   Args:
-    inputs, targets: templates over a record's fields. Records where one is empty are skipped and counted.
+    inputs, targets: templates over a record's fields. Records where one is empty are skipped and counted; but only
+      training splits, whose names begin with `train`, lack inputs where a field alone is empty.
     inputs_length: tokens in a row of the encoder or, for a decoder, in the whole row.
     targets_length: tokens in a row of the decoder of an encoder-decoder; None is inputs_length.
     architecture: the kind of model that the features are for.
@@ -106,7 +107,8 @@ def task(
     return vocabularies.encode_sentinels(vocabulary, text) if templates[name].marked else vocabulary.encode(text)
 
   def view(record, where, _):
-    return {name: template(record, where) for name, template in templates.items()}
+    gaps = {"inputs": source.gaps, "targets": False}
+    return {name: template(record, where, gaps[name]) for name, template in templates.items()}
 
   def example(record, where):
     found = view(record, where, 0)
@@ -177,7 +179,7 @@ def task(
     source,
     vocabulary,
     fields=(*templates["inputs"].fields, *templates["targets"].fields),
-    facts=texts,
+    facts=texts | source.with_gaps,
     streams={"inputs": not decoder, "targets": True},
     example=example,
     rows=rows,

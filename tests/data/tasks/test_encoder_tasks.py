@@ -26,10 +26,10 @@ CLS, SEP = BYTES.size - 2, BYTES.size - 3
 CONTEXT = "Ada Lovelace, born in 1815, wrote the first program."
 
 
-def build(name, tmp_path, contents, form="tsv", **arguments):
+def build(name, tmp_path, contents, form="tsv", split="train", **arguments):
   path = tmp_path / "data.txt"
   path.write_text(contents)
-  return task.build(name, "train", source=f"{form}:{path}", cache=str(tmp_path / "cache"), **arguments)
+  return task.build(name, split, source=f"{form}:{split}={path}", cache=str(tmp_path / "cache"), **arguments)
 
 
 def rows_of(built, batch_size=2):
@@ -74,6 +74,25 @@ def test_pairs_are_joined_and_classified(tmp_path):
   logits = np.concatenate([outputs["logits"] for _, outputs in seen])[:3]
   expected = -special.log_softmax(logits, axis=1)[[0, 1, 2], [1, 0, 1]].sum()
   assert abs(sums["loss"] - expected) < 1e-4 and sums["weights"] == 3
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_only_a_training_split_lacks_examples_with_an_empty_text(split, tmp_path):
+  """A submission has a line for every example."""
+  contents = PAIRS + "\tthree\tno\n \t\tyes\nfour\t\tno\n"
+  built = build("classification", tmp_path, contents, split=split, text="{a}", pair="{b}", labels=["no", "yes"])
+  if split == "train":
+    assert built.num_examples == 3
+    return
+  rows, texts = rows_of(built, 4), [one["text"] for one in built.examples(())]
+  assert texts[3:] == [["", "three"], ["", ""], ["four", ""]] and rows["label"].tolist() == [1, 0, 1, 0, 1, 0]
+  spelled = [[CLS, SEP, *BYTES.encode("three"), SEP], [CLS, SEP, SEP], [CLS, *BYTES.encode("four"), SEP, SEP]]
+  assert [row[row > 0].tolist() for row in rows["encoder_input_tokens"][3:]] == spelled
+  named = {"text": "{a}", "options": ["{a}", "{b}"], "labels": ["no", "yes"], "choices": 2}
+  assert build("multiple_choice", tmp_path, contents, split=split, **named).num_examples == 6
+  named = {"inputs": "a: {a} b: {b}", "targets": "{label}", "packed": False}
+  built = build("text_to_text", tmp_path, contents, split=split, **named)
+  assert [one["inputs"] for one in built.examples(())][3:] == ["a:  b: three", "a:  b: ", "a: four b: "]
 
 
 def test_a_regression_is_squared(tmp_path):
