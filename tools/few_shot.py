@@ -7,13 +7,13 @@ Examples:
 
 A file is JSON lines, plain or compressed; its keys say what is asked:
 
-  query, choices, gold               the likeliest choice: accuracy, and accuracy_norm by log-probability per byte
+  query, choices, gold               the likeliest choice: accuracy, and accuracy_norm by log-probability per character
   context_options, continuation, gold  the context after which the continuation is likeliest
   question, choices, answer (A-E)    MMLU's: the letter, behind a header with the subject; examples come from its
                                      split dev, of the same subject
   context, continuation              the next words: accuracy (all greedy), perplexity
   context, answer (, aliases)        generated up to the end of the line; exact match, or of the last number where the
-                                     file has chain_of_thought or the answer is a number
+                                     file has chain_of_thought and numbers, or the answers are numbers
   text                               bits per byte, perplexity per token and per word, with windows `--stride` apart
 
 Examples before a question are drawn by --seed from --examples or, without one, from the other rows of the file.

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+import json
 import math
 import pathlib
 import random
@@ -136,19 +137,20 @@ def lettered(
 ) -> list[tuple[str, list[tuple[str, str]], int]]:
   """Return MMLU's prompts (Hendrycks et al. 2021), which score the letters of the choices after "Answer:".
 
-  A header names the subject, if a row has one; answered examples of the subject's split dev follow it. The texts are
-  those of EleutherAI's harness, equal to the published ones but for a second space before the subject in the latter.
+  A header names the subject, if a row has one; answered examples of the subject's split dev follow it. Rows without a
+  split in another file than the questions' are of this split too. The texts are those of EleutherAI's harness, equal to
+  the published ones but for a second space before the subject in the latter.
 
   Returns:
     For each question that is not of the split dev its place, the (context, letter) of each choice, and the index of the
     right one.
 
   Raises:
-    UserError: all questions are of the split dev.
+    UserError: all questions are of the split dev, or there are no examples of a subject.
   """
   by_subject = collections.defaultdict(list)
   for row in examples.rows:
-    if row.get("split") == "dev":
+    if row.get("split", "dev" if examples is not questions else None) == "dev":
       by_subject[row.get("subject")].append(row)
   rows = [both for both in zip(questions.wheres, questions.rows) if both[1].get("split") != "dev"]
   if not rows:
@@ -161,6 +163,11 @@ def lettered(
   asked = []
   for where, row in rows[: options.limit]:
     subject = row.get("subject")
+    if options.shots and not by_subject[subject]:
+      raise UserError(
+        f"{where}: found no example of the split dev and the subject {subject!r} in {examples.path}; ask without shots,"
+        " or give a file of examples"
+      )
     about = str(subject).replace("_", " ")
     header = f"The following are multiple choice questions (with answers) about {about}.\n\n" if subject else ""
     before = "".join(f"{shown(one)} {one['answer']}\n\n" for one in by_subject[subject][: options.shots])
@@ -201,10 +208,10 @@ class Asker:
   def _asked(self, questions: Questions, shown: Callable[[Record], str]) -> list[tuple[str, Record, str]]:
     """Return for each question its place, its row, and its prefix of `shots` other rows with answers."""
     rows, options, out = questions.rows, self._options, []
+    pool = [(json.dumps(row), row) for row in (self._examples.rows if self._examples else rows)]
     for number, row in enumerate(rows[: options.limit]):
-      rng = random.Random(options.seed * 1_000_003 + number)
-      pool = self._examples.rows if self._examples else rows
-      others = [one for one in pool if one is not row] if options.shots else []
+      rng, own = random.Random(options.seed * 1_000_003 + number), json.dumps(row)
+      others = [one for text, one in pool if text != own] if options.shots else []  # the same row in another file too
       chosen = rng.sample(others, min(options.shots, len(others)))
       out.append((questions.wheres[number], row, "".join(f"{shown(one)}\n\n" for one in chosen)))
     return out
@@ -250,7 +257,7 @@ class Asker:
     hits = hits_norm = truncated = 0
     for (_, pairs, gold), part in zip(asked, found):
       scores = [one.log_probability for one in part]
-      norms = [score / max(len(text.encode()), 1) for score, (_, text) in zip(scores, pairs)]
+      norms = [score / max(len(text.lstrip(" ")), 1) for score, (_, text) in zip(scores, pairs)]
       hits += scores.index(max(scores)) == gold
       hits_norm += norms.index(max(norms)) == gold
       truncated += any(one.truncated for one in part)
@@ -272,7 +279,11 @@ class Asker:
   def _answers(self, questions: Questions) -> dict[str, float]:
     """Generate answers; judge texts up to the end of the line, numbers up to the end of the paragraph."""
     rows = questions.rows[: self._options.limit]
-    numeric = all("chain_of_thought" in row or final_number(str(row["answer"])) == str(row["answer"]) for row in rows)
+    numbers = [final_number(str(row["answer"])) for row in rows]
+    numeric = all(
+      number is not None and ("chain_of_thought" in row or number == str(row["answer"]))
+      for number, row in zip(numbers, rows)
+    )
 
     def shown(row: Record) -> str:
       thought = f"{row['chain_of_thought']} #### " if numeric and "chain_of_thought" in row else ""
@@ -281,9 +292,9 @@ class Asker:
     contexts = [self._prompts.encode(before + row["context"]) for _, row, before in self._asked(questions, shown)]
     texts, truncated = self._prompts.generate(contexts, self._options.max_new_tokens)
     given, right = [text.strip() for text in texts], 0
-    for row, text in zip(rows, given):
+    for row, number, text in zip(rows, numbers, given):
       if numeric:
-        right += final_number(text.split("\n\n")[0]) == final_number(str(row["answer"]))
+        right += final_number(text.split("\n\n")[0]) == number
       else:
         golds = {normalize_trivia_qa(str(one)) for one in (row["answer"], *row.get("aliases", ()))}
         right += normalize_trivia_qa(text.split("\n")[0]) in golds

@@ -6,6 +6,7 @@ import pytest
 
 from t5x_like.errors import UserError
 from t5x_like.inference import questions
+from t5x_like.inference.likelihood import Scored
 
 SUBJECT = "abstract_algebra"
 ROWS = [
@@ -39,3 +40,61 @@ def test_a_question_without_a_subject_has_no_header(tmp_path):
   assert pairs[0][0] == ASKED
   with pytest.raises(UserError, match="all rows are of the split dev"):
     asked(tmp_path, ROWS[1:])
+
+
+def read(folder, name: str, rows: list[dict]):
+  (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return questions.read(str(folder / f"{name}.jsonl"))
+
+
+def test_examples_that_are_not_there_are_missed(tmp_path):
+  rows = [{key: value for key, value in row.items() if key != "split"} for row in ROWS]
+  with pytest.raises(UserError, match="mmlu.jsonl:1: found no example of the split dev and the subject 'abstract_alg"):
+    asked(tmp_path, rows, 1)
+  test, dev = read(tmp_path, "test", rows[:1]), read(tmp_path, "dev", rows[1:])
+  ((_, pairs, _),) = questions.lettered(test, dev, questions.Options(shots=1))
+  assert pairs[0][0] == f"{HEADER}Is it?\nA. yes\nB. no\nAnswer: A\n\n{ASKED}"
+
+
+class Model:
+  """A stand-in for `Prompts` and its likelihood: every continuation has a score, and every context an answer."""
+
+  both, longest_answer, encode = False, None, list
+
+  def __init__(self, answer: str = "", score=len):
+    self.likelihood, self.given, self._answer, self._score = self, [], answer, score
+
+  def pair(self, context, continuation):
+    return context, continuation
+
+  def __call__(self, pairs):
+    self.given += pairs
+    return [Scored(self._score(text), True) for _, text in pairs]
+
+  def generate(self, contexts, new):
+    return [self._answer] * len(contexts), [False] * len(contexts)
+
+
+def ask(model, file, examples=None, **options):
+  asker = object.__new__(questions.Asker)
+  asker._options, asker._examples, asker._prompts = questions.Options(**options), examples, model
+  return asker(file)
+
+
+def test_a_question_is_not_among_its_examples_in_another_file(tmp_path):
+  rows = [{"query": f"Q{n}", "choices": ["yes", "no"], "gold": 0} for n in range(3)]
+  model = Model()
+  ask(model, read(tmp_path, "test", rows), read(tmp_path, "same", rows), shots=2)
+  assert all(context.count(context[-2:]) == 1 and context.count("yes") == 2 for context, _ in model.given)
+
+
+def test_normalised_accuracy_is_by_the_characters_of_the_choice(tmp_path):
+  """-3 / 2 < -11 / 8, as acc_norm of EleutherAI's harness; with the space -3 / 3 > -11 / 9."""
+  file = read(tmp_path, "q", [{"query": "Q", "choices": ["äb", "abcdefgh"], "gold": 1}])
+  found = ask(Model(score={" äb": -3.0, " abcdefgh": -11.0}.get), file)
+  assert (found["accuracy"], found["accuracy_norm"]) == (0, 100)
+
+
+def test_an_answer_in_words_is_not_judged_by_its_number(tmp_path):
+  file = read(tmp_path, "q", [{"context": "Is it?", "answer": "yes", "chain_of_thought": "It may."}])
+  assert [ask(Model(text), file)["exact_match"] for text in ("Yes.", "no number")] == [100, 0]
