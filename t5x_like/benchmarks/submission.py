@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 from t5x_like.benchmarks.suites import Suite
@@ -15,34 +14,39 @@ _BOOLEAN, _LOWER = {"False": "false", "True": "true"}, ("boolq", "wic")
 
 def write(folder: pathlib.Path, suite: Suite, task: str, run: str) -> None:
   """Write a submission's files of a task, from the predictions of a run for its test splits, if it made any."""
-  benchmark = suite.tasks[task]
-  classes = benchmark.encoder.task["labels"] if task in suite.numbered else ()
-  for file in benchmark.test:
+  for file in suite.tasks[task].test:
     path = pathlib.Path(run) / "predictions" / f"{file}.jsonl"
     if not path.exists():
       continue
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     if suite.submission == "glue":
-      rows.sort(key=lambda row: row["idx"])
-      lines = [f"{row['idx']}\t{_glue(task, classes, row['prediction'])}" for row in rows]
+      rows.sort(key=lambda row: _order(row["idx"]))
+      lines = [f"{row['idx']}\t{_glue(suite, task, row['prediction'])}" for row in rows]
       workdirs.write_text(folder, f"{file}.tsv", "\n".join(["index\tprediction", *lines]) + "\n")
     elif task == "multirc":
       workdirs.write_lines(folder, f"{file}.jsonl", _multirc(rows))
     else:
-      lines = [{"idx": _number(row["idx"]), "label": _superglue(task, classes, row)} for row in rows]
-      workdirs.write_lines(folder, f"{file}.jsonl", sorted(lines, key=lambda line: line["idx"]))
+      lines = [{"idx": _number(row["idx"]), "label": _superglue(suite, task, row)} for row in rows]
+      workdirs.write_lines(folder, f"{file}.jsonl", sorted(lines, key=lambda line: _order(line["idx"])))
 
 
-def _class(classes: Sequence[str], prediction: Any) -> Any:
-  """Return a prediction as it is or, if classes are given, its number among them; that of any other text is 0."""
-  return prediction if not classes else classes.index(prediction) if prediction in classes else 0
+def _class(suite: Suite, task: str, prediction: Any) -> Any:
+  """Return a predicted class or, if the suite numbers them, its number; a text that names none is the first class."""
+  classes = suite.tasks[task].encoder.task.get("labels") or [prediction]
+  named = prediction if prediction in classes else classes[0]
+  return classes.index(named) if task in suite.numbered else named
 
 
-def _glue(task: str, classes: Sequence[str], prediction: Any) -> str:
+def _order(idx: Any) -> tuple[int, str]:
+  """Return a key that sorts whole numbers, spelled as texts too."""
+  return len(str(idx)), str(idx)
+
+
+def _glue(suite: Suite, task: str, prediction: Any) -> str:
   if task == "stsb":
     number = METRICS["number"]().prediction(str(prediction))  # a text that is none counts as -1
     return f"{min(5.0, max(0.0, number)):.3f}"
-  return str(_class(classes, prediction))
+  return str(_class(suite, task, prediction))
 
 
 def _number(idx: Any) -> int:
@@ -50,12 +54,13 @@ def _number(idx: Any) -> int:
   return idx["query"] if isinstance(idx, dict) else idx
 
 
-def _superglue(task: str, classes: Sequence[str], row: dict[str, Any]) -> Any:
+def _superglue(suite: Suite, task: str, row: dict[str, Any]) -> Any:
   """Return a label as jiant's formatter spells it: WSC's Booleans begin with a capital, the others' do not."""
   prediction = row["prediction"]
   if task == "wsc" and "references" in row:  # a generated referent
     return "True" if names_referent(prediction, row["references"][0]) else "False"
-  return _BOOLEAN.get(prediction, prediction) if task in _LOWER else _class(classes, prediction)
+  named = _class(suite, task, prediction)
+  return _BOOLEAN[named] if task in _LOWER else named
 
 
 def _multirc(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ Each entry of `METRICS` is a function of its options that returns a `TextMetric`
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -52,7 +53,7 @@ def number(*, invalid: float = -1.0) -> TextMetric:
 
   def prediction(text: str) -> float:
     try:
-      return float(text)
+      return found if math.isfinite(found := float(text)) else invalid
     except ValueError:
       return invalid
 

@@ -27,6 +27,8 @@ def lines(rows) -> str:
     ("wsc", 3, "True", {"idx": 3, "label": "True"}),
     ("copa", 3, "choice2", {"idx": 3, "label": 1}),
     ("cb", 3, "neutral", {"idx": 3, "label": "neutral"}),
+    ("cb", 3, "a text", {"idx": 3, "label": "entailment"}),
+    ("boolq", 3, "a text", {"idx": 3, "label": "false"}),
     ("rte", 3, "not_entailment", {"idx": 3, "label": "not_entailment"}),
     ("record", {"passage": 1, "query": 3}, "True", {"idx": 3, "label": "True"}),
   ],
@@ -43,14 +45,16 @@ def test_labels_are_spelled_as_superglue_spells_them(task, idx, prediction, expe
 
 @pytest.mark.parametrize(
   ("task", "prediction", "expected"),
-  [("cola", "acceptable", "1"), ("wnli", "entailment", "1"), ("rte", "entailment", "entailment"), ("qqp", "none", "0")],
+  [("cola", "acceptable", "1"), ("wnli", "entailment", "1"), ("rte", "entailment", "entailment"), ("qqp", "none", "0")]
+  + [("rte", "a text\tof two\nlines", "entailment"), ("qnli", "", "entailment"), ("stsb", "nan", "0.000")],
 )
 def test_classes_are_numbers_where_glue_wants_numbers(task, prediction, expected, tmp_path):
-  """In the order of the suite's labels; RTE and WNLI have the same in another order."""
+  """In the order of the suite's labels; RTE and WNLI have the same in another order. Any other text is the first."""
   (file,) = glue.SUITE.tasks[task].test
-  workdirs.write_lines(tmp_path / "run" / "predictions", f"{file}.jsonl", [{"idx": 0, "prediction": prediction}])
+  rows = [{"idx": idx, "prediction": prediction} for idx in ("10", "9")]
+  workdirs.write_lines(tmp_path / "run" / "predictions", f"{file}.jsonl", rows)
   submission.write(tmp_path, glue.SUITE, task, str(tmp_path / "run"))
-  assert (tmp_path / f"{file}.tsv").read_text() == f"index\tprediction\n0\t{expected}\n"
+  assert (tmp_path / f"{file}.tsv").read_text() == f"index\tprediction\n9\t{expected}\n10\t{expected}\n"
 
 
 @pytest.mark.parametrize(

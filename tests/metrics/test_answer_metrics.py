@@ -147,4 +147,4 @@ def test_a_referent_is_named_as_t5_judges(text, referent, named):
 
 def test_similarity_that_is_no_number_counts_as_minus_one():
   read = METRICS["number"]().prediction
-  assert [read(text) for text in ("10", "10.", "asdf", "")] == [10.0, 10.0, -1.0, -1.0]
+  assert [read(text) for text in ("10", "10.", "asdf", "", "nan", "inf")] == [10.0, 10.0, -1.0, -1.0, -1.0, -1.0]
