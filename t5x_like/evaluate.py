@@ -28,7 +28,9 @@ The workdir may also be a Hugging Face directory or a name of the Hub. Without -
 
 import dataclasses
 import functools
+import hashlib
 import json
+import math
 import pathlib
 
 from t5x_like import command_line, slots, trust
@@ -165,10 +167,10 @@ def _suite(args, overrides: list[str]) -> None:
     rates = [float(word) for word in (args.rates or "").split(",") if word]
   except ValueError:
     raise UserError(f"--rates={args.rates}: expected numbers, such as 1e-5,3e-5") from None
-  numbers = (args.seeds, args.epochs, args.max_examples, args.evaluations)
-  if min(*(1 if number is None else number for number in numbers), *rates) <= 0 or (args.shots or 0) < 0:
+  numbers = [one for one in (args.seeds, args.epochs, args.max_examples, args.evaluations) if one is not None]
+  if not all(0 < number < math.inf for number in (*numbers, *rates)) or (args.shots or 0) < 0:
     flags = "--seeds, --epochs, --rates, --evaluations, --max_examples"
-    raise UserError(f"{flags}: expected more than 0, and --shots not less")
+    raise UserError(f"{flags}: expected finite numbers above 0, and --shots not less")
   process.prepare()
   borrowed = hub.named(given[0])  # its files are the Hub's cache, where nothing is written
   if borrowed and not args.output:
@@ -218,7 +220,7 @@ def _suite(args, overrides: list[str]) -> None:
 def _asked(args, output: pathlib.Path, workdirs: list[str]):
   """Read the files of --questions; return a function that asks them and gives results as a suite does.
 
-  Questions with answers in `<output>/<file>.json`, asked in the same way, are not asked again.
+  Questions with answers in `<output>/<file>.json` of the same checkpoint, asked in the same way, are not asked again.
   """
   from t5x_like.benchmarks import suite
   from t5x_like.inference import questions
@@ -243,8 +245,10 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
 
   def make():
     asker, found, missing = None, {}, {}
+    step = suite.newest(able) if args.step is None else [args.step]
     for name, file in files.items():
-      asked = {"workdir": able, "step": args.step, "file": file.path, **dataclasses.asdict(options)}
+      rows = hashlib.sha256(json.dumps(file.rows).encode()).hexdigest()
+      asked = {"workdir": able, "step": step, "file": file.path, "rows": rows, **dataclasses.asdict(options)}
       done = distributed.from_first(lambda name=name: saved(name))
       if done is None or done["asked"] != asked:
         process.say(f"=== {_QUESTIONS}/{name}")

@@ -360,13 +360,17 @@ def _training(config):
   return process.build_task("task", arguments.pop("name"), config.train_split, arguments)
 
 
+def newest(workdir: str) -> list[int]:
+  """Return the step of a workdir's newest checkpoint; nothing of a published model, which has none."""
+  if not place(f"{workdir}/checkpoints").exists():
+    return []
+  with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
+    return checkpoints.steps()[-1:]
+
+
 def _asked(workdir: str, benchmark: Benchmark, options: Options) -> dict[str, Any]:
   """Return the facts that determine a run's result besides its task, rate and seed."""
-  step = [] if options.step is None else [options.step]
-  if not step and not options.from_scratch:
-    if place(f"{workdir}/checkpoints").exists():  # a published model has none
-      with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
-        step = checkpoints.steps()[-1:]
+  step = [] if options.from_scratch else [options.step] if options.step is not None else newest(workdir)
   where = workdir if is_remote(workdir) else os.path.abspath(workdir)
   asked = {"workdir": where, "step": step, "config": options.recipe}
   asked |= {name: getattr(options, name) for name in ("epochs", "from_scratch", "max_examples")}

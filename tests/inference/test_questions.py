@@ -1,12 +1,16 @@
 """The published prompts of questions without training."""
 
 import json
+import types
 
 import pytest
 
+from t5x_like import evaluate
+from t5x_like.benchmarks import suite
 from t5x_like.errors import UserError
 from t5x_like.inference import questions
 from t5x_like.inference.likelihood import Scored
+from t5x_like.library import model as library
 
 SUBJECT = "abstract_algebra"
 ROWS = [
@@ -98,3 +102,31 @@ def test_normalised_accuracy_is_by_the_characters_of_the_choice(tmp_path):
 def test_an_answer_in_words_is_not_judged_by_its_number(tmp_path):
   file = read(tmp_path, "q", [{"context": "Is it?", "answer": "yes", "chain_of_thought": "It may."}])
   assert [ask(Model(text), file)["exact_match"] for text in ("Yes.", "no number")] == [100, 0]
+
+
+def test_saved_answers_are_of_the_checkpoint_and_the_file(tmp_path, monkeypatch):
+  """More pretraining, or another file of the same name, asks again; else `evaluate --questions` reads what it has."""
+  times, steps = [], [1]
+  monkeypatch.setattr(suite, "kind", lambda workdir: "decoder")
+  monkeypatch.setattr(suite, "newest", lambda workdir: steps)
+  monkeypatch.setattr(library, "load", lambda *_, **__: None)
+  monkeypatch.setattr(questions, "Asker", lambda *_: lambda file: times.append(file) or {"accuracy": float(len(times))})
+  named = {"from_scratch": False, "workdir": "run", "step": None, "shots": None, "max_examples": None}
+  args = types.SimpleNamespace(questions=f"{tmp_path}/test.jsonl", **named)
+
+  def found() -> float:
+    read(tmp_path, "test", rows)
+    return evaluate._asked(args, tmp_path / "out", ["run"])()[0]["test"]["score"]
+
+  rows = [{"query": "Q", "choices": ["yes", "no"], "gold": 0}]
+  first, again = found(), found()
+  steps = [2]
+  later = found()
+  rows = [rows[0] | {"gold": 1}]
+  assert [first, again, later, found(), found()] == [1, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("flag", ["--epochs=nan", "--epochs=inf", "--rates=1e-5,nan", "--seeds=0", "--shots=-1"])
+def test_numbers_of_a_suite_are_finite(flag, capsys):
+  assert evaluate.main(["--workdir=run", "--suite=glue", "--questions=test.jsonl", flag]) == 2
+  assert "expected finite numbers above 0" in capsys.readouterr().err
