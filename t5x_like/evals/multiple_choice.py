@@ -51,12 +51,12 @@ class Evaluator:
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return the scores and the number of `examples` and, if there are any, of `unlabelled` examples."""
-    pairs = zip(self._examples, (logits for (logits,) in self._rows(arrays)))
-    predictions = [self._prediction(*pair) for pair in pairs]
+    outputs = [logits_C for (logits_C,) in self._rows(arrays)]
+    predictions = [self._prediction(*pair) for pair in zip(self._examples, outputs)]
     scored = [n for n, example in enumerate(self._examples) if example["answers"]]
     found: dict[str, float] = {}
     if scored and "accuracy" in self._scores:
-      right = [predictions[n]["answer"] in self._examples[n]["answers"] for n in scored]
+      right = [self._best(self._examples[n], outputs[n]) in self._examples[n]["right"] for n in scored]
       found["accuracy"] = 100.0 * float(np.mean(right))
     if scored and "answers" in self._scores:
       found |= Answers()([self._examples[n]["answers"] for n in scored], [predictions[n]["answer"] for n in scored])
@@ -65,9 +65,13 @@ class Evaluator:
       found["unlabelled"] = len(predictions) - len(scored)
     return Result(found, _labelled.samples(predictions), predictions)
 
+  def _best(self, example: dict, logits_C: np.ndarray) -> int:
+    """Return the place of the chosen option; others may have the same text."""
+    return int(logits_C[: len(example["options"])].argmax())
+
   def _prediction(self, example: dict, logits_C: np.ndarray) -> dict:
-    scores = logits_C[: len(example["options"])]
-    best, p = int(scores.argmax()), np.exp(scores - scores.max())
+    scores, best = logits_C[: len(example["options"])], self._best(example, logits_C)
+    p = np.exp(scores - scores.max())
     by_text = "answers" in self._scores
     row = {
       "input": example["text"],

@@ -17,7 +17,7 @@ from t5x_like.decoding.generate import greedy
 from t5x_like.decoding.penalties import NoRepeatNgrams
 from t5x_like.decoding.sampling import MinLength
 from t5x_like.errors import UserError
-from t5x_like.evals import Setting
+from t5x_like.evals import Setting, multiple_choice
 from t5x_like.metrics.squad import Answers
 from t5x_like.nn import params
 from t5x_like.training.build import build
@@ -228,6 +228,15 @@ def test_unlabelled_examples_are_predicted_and_not_scored(tmp_path):
   ]
   (batch,) = loader.eval_batches(task, batch_size=4)
   assert batch["example_weights"].tolist() == [0, 1, 0, 0]
+
+
+def test_an_option_with_the_text_of_the_right_one_is_wrong():
+  evaluator = object.__new__(multiple_choice.Evaluator)
+  evaluator._scores, evaluator._ids, evaluator._names = ("accuracy",), (), ("0", "1", "2")
+  example = {"text": "q", "options": ["a", "b", "a"], "label": "0", "right": [0], "answers": ["a"], "record": {}}
+  evaluator._examples = [example, example]
+  evaluator._rows = lambda arrays: [(np.array([0.0, 1.0, 2.0]),), (np.array([2.0, 1.0, 0.0]),)]
+  assert evaluator({}).metrics == {"accuracy": 50.0, "examples": 2}
 
 
 def test_minus_one_is_a_class_where_it_is_named(tmp_path):

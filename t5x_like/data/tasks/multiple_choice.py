@@ -10,8 +10,8 @@ for a right option, 1 for a wrong one and 0 where an example has no such option;
 `example_weights` is 1, but 0 for examples without a label, which have -1 in the source. Training splits, whose names
 begin with `train`, lack examples with an empty text or option; other splits have them.
 
-`Task.examples` gives `record`, `text`, `options` (texts), `label` (the name of the right option, or None) and `answers`
-(all right texts).
+`Task.examples` gives `record`, `text`, `options` (texts), `label` (the name of the right option, or None), `right` (the
+places of all right ones) and `answers` (all right texts).
 """
 
 from typing import Literal, Unpack
@@ -133,7 +133,7 @@ def task(
     places = [] if right is None else np.flatnonzero(right).tolist()
     texts = value(record, answers, where) if answers else [found[place] for place in places]
     label = list(names)[places[0]] if places else None
-    return {"text": told, "options": found, "label": label, "answers": list(texts or ())}
+    return {"text": told, "options": found, "label": label, "right": places, "answers": list(texts or ())}
 
   def rows(store):
     row = sequences(architecture)(store, ("text", "options"), length)

@@ -69,10 +69,10 @@ def test_each_option_is_a_row_behind_its_text(tmp_path):
   assert spelled(batch, 0) == spelled(batch, 2) == [asked + "Wet.", asked + "Dry, all of it."]
   assert batch["option_labels"].tolist() == [[2, 1], [1, 2], [1, 1]]
   assert batch["label"].tolist() == [0, 1, 0] and batch["example_weights"].tolist() == [1, 1, 0]
-  assert [(one["label"], one["answers"]) for one in built.examples(())] == [
-    ("choice1", ["Wet."]),
-    ("choice2", ["Dry, all of it."]),
-    (None, []),
+  assert [(one["label"], one["right"], one["answers"]) for one in built.examples(())] == [
+    ("choice1", [0], ["Wet."]),
+    ("choice2", [1], ["Dry, all of it."]),
+    (None, [], []),
   ]
 
 
