@@ -65,8 +65,16 @@ def suite(name: str) -> Suite:
     raise UserError(f"--suite={name}: found {type(found).__name__}, expected a `t5x_like.benchmarks.suites.Suite`")
   if ":" not in name:
     return found
-  tasks = {task: dataclasses.replace(benchmark, named=False) for task, benchmark in found.tasks.items()}
+  tasks = {
+    task: dataclasses.replace(benchmark, named=False, table=_printed(dataclasses.asdict(benchmark)))
+    for task, benchmark in found.tasks.items()
+  }
   return dataclasses.replace(found, tasks=tasks)
+
+
+def _printed(table: dict[str, Any]) -> str:
+  """Return the identity of a task's table; a finished run of another is refused."""
+  return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def short(name: str) -> str:
@@ -88,7 +96,7 @@ def _read(path: str) -> Suite:
 
 def _benchmark(where: str, table: dict[str, Any]) -> Benchmark:
   """Make the benchmark of a table; raise UserError if a key is unknown, missing or of another type."""
-  printed = hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()[:12]
+  printed = _printed(table)
   given = {field.name: table.pop(field.name) for field in dataclasses.fields(_Own) if field.name in table}
   checked = slots.typed(where, given, _Own)
   own = {key: getattr(checked, key) for key in given}

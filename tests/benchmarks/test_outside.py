@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the run is of
-from t5x_like import evaluate, train
+from t5x_like import evaluate, train, trust
 from t5x_like.benchmarks import outside
 from tests.runs import REPO, alone
 
@@ -121,6 +121,19 @@ def test_a_suite_of_a_module_is_imported_where_the_command_names_it(pretrained, 
   assert found["suite"] == "my_suites" and found["tasks"].keys() == {"sentences"}
   assert not (tmp_path / "out" / "submission").exists()  # the suite tells no leaderboard
   sys.modules.pop("my_suites")
+
+
+def test_a_changed_task_of_a_module_is_another(tmp_path, monkeypatch):
+  """Its finished runs are refused, not read, as those of a changed TOML table."""
+  monkeypatch.syspath_prepend(tmp_path)
+  code = "import dataclasses\nfrom t5x_like.benchmarks.suites import Suite, glue\n"
+  for number, epochs in enumerate((3, 3, 4)):
+    task = f"dataclasses.replace(glue.SUITE.tasks['cola'], epochs={epochs})"
+    (tmp_path / f"suite_{number}.py").write_text(code + f"SUITE = Suite({{'cola': {task}}})\n")
+  names = [f"suite_{number}:SUITE" for number in range(3)]
+  trust.admit(names)
+  tables = [outside.suite(name).tasks["cola"].table for name in names]
+  assert tables[0] == tables[1] != tables[2] and outside.suite("glue").tasks["cola"].table is None
 
 
 def test_records_need_no_numbers(tmp_path):

@@ -75,7 +75,7 @@ class Benchmark:
       none; else the recipe's, and one seed.
     config: further keys of the recipe for this task, such as `{"task.length": 48, "batch_size": 16}`.
     published: scores of other models on the evaluated split, by the model's name.
-    table: identifies the table that the task was read from; None if it stands in a module.
+    table: identifies the table of a task from outside of the package; None for the package's.
     named: whether the recipes of `configs/finetune/` take it as their argument.
   """
 
