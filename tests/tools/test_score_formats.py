@@ -146,6 +146,14 @@ def test_odd_lines_stay_what_they_are(score):
   assert found["chrf"] == pytest.approx(100) and found["examples"] == 5 and found["empty"] == 1
 
 
+def test_tables_of_long_and_quoted_texts(score):
+  """Without a header, and with a comma in the first text; a column without texts behind the others is nothing."""
+  rows = jsonl([{"question": "a, b?", "answer": ["x" * 200_000]}, {"question": "c?", "answer": ["y"]}])
+  assert score("nq", ("nq.jsonl", rows), ("p.csv", ['"a, b?",' + "x" * 200_000, "c?,y"]))["exact_match"] == 100
+  table = ["\ufeffquestion\tanswer\t\r", "c?\ty\t\r", f"a, b?\t{'x' * 200_000}\t\r"]
+  assert score("nq", ("nq.jsonl", rows), ("p.tsv", table))["exact_match"] == 100
+
+
 def test_summaries(score):
   rows = jsonl([{"paper_id": "p1", "target": ["the quick brown fox", "a dog"], "source": ["…"]}])
   found = score("rouge", ("test.jsonl", rows), ("p.txt", ["a dog"]))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from t5x_like.corpora.sources import Skip
-from t5x_like.corpora.sources._files import whole
+from t5x_like.corpora.sources._files import LONGEST, whole
 from t5x_like.errors import UserError
 
 IDS = "index idx id pairID guid qid qId QuestionId question_id example_id doc_id paper_id ind name question".split()
@@ -42,7 +42,8 @@ def rows(path: str, header: Sequence[str] = (), known: Sequence[str] = ()) -> li
     header: the columns of a table whose first line has none of the names in `known`.
 
   Raises:
-    UserError: the file is missing, damaged or empty, is not UTF-8, or is broken JSON; or a line lacks columns.
+    UserError: the file is missing, damaged or empty, is not UTF-8, or is broken JSON or CSV; or a line lacks columns
+      or has more.
   """
   text = whole(path)
   if isinstance(text, Skip) or not text.strip():
@@ -60,12 +61,12 @@ def rows(path: str, header: Sequence[str] = (), known: Sequence[str] = ()) -> li
     return [(f"{path}, element {n}", value) for n, value in enumerate(found)]
   if kind == "lines":
     return [(f"{path}:{n}", line) for n, line in enumerate(lines, 1)]
-  cells = list(csv.reader(io.StringIO(text, newline=""))) if kind == "csv" else [line.split("\t") for line in lines]
+  cells = _cells(text, path) if kind == "csv" else [line.split("\t") for line in lines]
   names, out = [cell.strip() for cell in cells[0]], []
   if header and not {*names} & {*known}:
     names, cells = list(header), [[], *cells]
   for number, row in enumerate(cells[1:], 2 if len(cells) == len(lines) else 1):
-    if any(row) and len(row) < len(names):
+    if any(row) and (len(row) < len(names) or any(row[len(names) :])):
       raise UserError(f"{path}:{number}: found {len(row)} columns, expected {len(names)}: {', '.join(names)}")
     out += [(f"{path}:{number}", dict(zip(names, row)))] if any(row) else []
   return out
@@ -85,8 +86,9 @@ def predictions(path: str) -> Given:
   Raises:
     UserError: a record has no prediction, an id is missing or stands twice, or there are no predictions.
   """
-  table = form(path) in ("tsv", "csv")
-  width = len(str(whole(path)).partition("\n")[0].split("," if form(path) == "csv" else "\t")) if table else 0
+  kind, text = form(path), str(whole(path))
+  first = _cells(text, path)[:1] if kind == "csv" else [text.partition("\n")[0].split("\t")] if kind == "tsv" else []
+  width = max(map(len, first), default=0)
   header = {1: ["prediction"], 2: ["id", "prediction"]}.get(width, [])
   values, ids, first = [], [], {}
   for place, row in rows(path, header, [*IDS, *VALUES]):
@@ -107,6 +109,14 @@ def predictions(path: str) -> Given:
   if first and None in ids:
     raise UserError(f"{values[ids.index(None)][0]}: no id, but other rows have one; expected one of {', '.join(IDS)}")
   return values, ids if first else None
+
+
+def _cells(text: str, path: str) -> list[list[str]]:
+  csv.field_size_limit(LONGEST)
+  try:
+    return list(csv.reader(io.StringIO(text, newline=""), strict=True))
+  except csv.Error as error:
+    raise UserError(f"{path}: broken CSV: {error}") from None
 
 
 def _json(text: str, where: str) -> Any:
