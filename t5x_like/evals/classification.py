@@ -38,6 +38,11 @@ class Evaluator:
     classes = setting.task.classes
     if unknown := [name for name in scores if name not in SCORES]:
       raise UserError(f"evaluator classification: scores: found {unknown[0]!r}, expected some of {', '.join(SCORES)}")
+    if not classes and (scores != ("accuracy",) or questions):
+      raise UserError(
+        "evaluator classification: scores, questions: the labels are numbers, expected neither; leave them out, or name"
+        " the classes with config.task.labels"
+      )
     _labelled.check(setting, "classification", {"logits": 2}, len(classes) or 1)
     self._classes, self._ids = classes, ids
     self._metric = Classification(len(classes), scores) if classes else Correlation()
@@ -46,9 +51,10 @@ class Evaluator:
     self._questions = questions
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
+    """Return the names of all metrics it may write; no scores where no example has a label."""
     by_question = MultiRc.names if self._questions and self._classes else ()
-    return (*self._metric.names, *by_question, "examples", "unlabelled")
+    labelled = any(example["label"] is not None for example in self._examples)
+    return (*((*self._metric.names, *by_question) if labelled else ()), "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return the scores and the number of `examples` and, if there are any, of `unlabelled` examples."""

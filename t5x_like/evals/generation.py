@@ -92,9 +92,9 @@ class Evaluator:
     self._run = setting.jit(function)
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
-    scores = dict.fromkeys(name for metric in self._metrics for name in metric.metric.names)
-    by_question = MultiRc.names if self._questions else ()
+    """Return the names of all metrics it may write; no scores where no example has a label."""
+    scores = dict.fromkeys(name for metric in self._metrics if self._scored for name in metric.metric.names)
+    by_question = MultiRc.names if self._questions and self._scored else ()
     return (*scores, *by_question, "examples", "empty", "truncated", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

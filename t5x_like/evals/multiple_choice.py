@@ -44,10 +44,11 @@ class Evaluator:
     self._examples = setting.task.examples(ids)[: len(self._rows.tokens)]
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
+    """Return the names of all metrics it may write; no scores where no example has a label."""
     accuracy = ("accuracy",) if "accuracy" in self._scores else ()
     answers = Answers.names if "answers" in self._scores else ()
-    return (*accuracy, *answers, "examples", "unlabelled")
+    labelled = any(example["answers"] for example in self._examples)
+    return (*((*accuracy, *answers) if labelled else ()), "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return the scores and the number of `examples` and, if there are any, of `unlabelled` examples."""

@@ -29,7 +29,7 @@ class EntityF1(Metric):
   """Precision, recall and F1 of entities, micro-averaged as in conlleval; `details` has them by type.
 
   seqeval extracts the entities from BIO (or BIOES) tags in its default mode, which is conlleval's: an I- without its B-
-  begins an entity. An entity is right if its type and both its ends are right.
+  begins an entity. An entity is right if its type and both its ends are right. A word without a tag is outside of all.
   """
 
   names = ("precision", "recall", "f1")
@@ -38,7 +38,8 @@ class EntityF1(Metric):
     """Return [N, 3]: the numbers of right, predicted and true entities of each sentence."""
     from seqeval.metrics.sequence_labeling import get_entities
 
-    pairs = [(set(get_entities(list(g))), set(get_entities(list(p)))) for g, p in zip(references, predictions)]
+    found = [[set(get_entities([tag or "O" for tag in tags])) for tags in side] for side in (references, predictions)]
+    pairs = list(zip(*found))
     return np.array([(len(gold & given), len(given), len(gold)) for gold, given in pairs], np.int64)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:

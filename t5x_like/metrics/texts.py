@@ -100,7 +100,13 @@ def final(*, invalid: str = "") -> TextMetric:
 
 def last_word() -> TextMetric:
   """Score whether the text is the last word of the right text (LAMBADA)."""
-  return TextMetric(Matches(), lambda texts: texts[0].split()[-1], str.strip)
+
+  def reference(texts: list[str]) -> str:
+    if not texts[0].split():
+      raise ValueError("found a text without words, expected a last word")
+    return texts[0].split()[-1]
+
+  return TextMetric(Matches(), reference, str.strip)
 
 
 def bleu(*, tokenize: str = "13a", lowercase: bool = False) -> TextMetric:

@@ -85,6 +85,7 @@ def test_a_file_gives_its_tasks_their_epochs_rates_seeds_and_lengths(pretrained,
   [
     (("epochs = 2", "epocs = 2"), "relatedness.epocs: unknown key"),
     (("epochs = 2", "epochs = 0"), "relatedness.epochs: found 0 of type int, expected a number above 0"),
+    (('pair = "', 'scores = ["f1"]\npair = "'), "scores, questions: the labels are numbers, expected neither"),
     (("length = 64", 'length = "64"'), "relatedness.length: found '64' of type str, expected int"),
     (('form = "labelled"', 'form = "label"'), "relatedness.form: found 'label', expected one of chosen, generated"),
     (('text = "{sentence_A}"', ""), "relatedness.text: missing"),

@@ -237,6 +237,9 @@ def test_an_option_with_the_text_of_the_right_one_is_wrong():
   evaluator._examples = [example, example]
   evaluator._rows = lambda arrays: [(np.array([0.0, 1.0, 2.0]),), (np.array([2.0, 1.0, 0.0]),)]
   assert evaluator({}).metrics == {"accuracy": 50.0, "examples": 2}
+  assert evaluator.names() == ("accuracy", "examples", "unlabelled")
+  evaluator._examples = [example | {"answers": []}]  # as a selection's metric, the score is then refused at the start
+  assert evaluator.names() == ("examples", "unlabelled")
 
 
 def test_minus_one_is_a_class_where_it_is_named(tmp_path):

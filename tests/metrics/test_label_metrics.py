@@ -80,6 +80,7 @@ def test_entities_equal_seqeval_on_random_tags():
 
 def test_no_entities_anywhere_scores_zero():
   assert EntityF1()([["O"]], [["O"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
+  assert EntityF1()([["B-X", "I-X"]], [["B-X", ""]])["f1"] == 0.0  # a word beyond the row, of tags without O
 
 
 def test_multirc_equals_sklearn_over_all_answers():

@@ -123,6 +123,7 @@ def test_predictions(refused, predictions, expected):
     ("arc", ("dev.jsonl", jsonl([{"choices": ["a", "b"], "gold": 2}])), "found the label '2', expected one of 0, 1"),
     ("gsm8k", ("dev.jsonl", jsonl([{"answer": "none"}])), "expected an answer with a number"),
     ("lambada", ("dev.jsonl", jsonl([{"context": "a"}])), "expected one of references,"),
+    ("lambada", ("dev.txt", ["a b", ""]), "dev.txt:2: found a text without words, expected a last word"),
     ("rouge", ("dev.jsonl", jsonl([{"target": []}])), "expected one of references,"),
     ("superglue/multirc", ("val.jsonl", jsonl([{"idx": 0}])), "expected idx and passage with questions[]"),
     ("ner", ("dev.conll", ["Ann\tPERSON", ""]), "sentence 1: found the tag 'PERSON'"),
