@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import random
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from t5x_like.inference.prompts import Prompts
 from t5x_like.metrics.answers import final_number, normalize_trivia_qa
 
 LETTERS = "ABCDE"
+_NUMBER = re.compile(r"-?\$?[\d,]*\.?\d+")
 _TEXTS = (str, "a string")
 _LISTS = (list, "a list")
 _ANY = (object, "a value")
@@ -281,7 +283,7 @@ class Asker:
     rows = questions.rows[: self._options.limit]
     numbers = [final_number(str(row["answer"])) for row in rows]
     numeric = all(
-      number is not None and ("chain_of_thought" in row or number == str(row["answer"]))
+      number is not None and ("chain_of_thought" in row or _NUMBER.fullmatch(str(row["answer"]).strip()))
       for number, row in zip(numbers, rows)
     )
 

@@ -99,6 +99,13 @@ def test_normalised_accuracy_is_by_the_characters_of_the_choice(tmp_path):
   assert (found["accuracy"], found["accuracy_norm"]) == (0, 100)
 
 
+@pytest.mark.parametrize("answer", [145, 145.0, "145.0", "$145"])
+def test_numbers_are_equal_however_they_are_written(answer, tmp_path):
+  """SVAMP's answers are 145.0."""
+  file = read(tmp_path, "q", [{"context": "How many?", "answer": answer}])
+  assert [ask(Model(text), file)["exact_match"] for text in ("So it is 145.", "45")] == [100, 0]
+
+
 def test_an_answer_in_words_is_not_judged_by_its_number(tmp_path):
   file = read(tmp_path, "q", [{"context": "Is it?", "answer": "yes", "chain_of_thought": "It may."}])
   assert [ask(Model(text), file)["exact_match"] for text in ("Yes.", "no number")] == [100, 0]
