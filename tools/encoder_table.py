@@ -55,8 +55,10 @@ def main(argv: list[str] | None = None) -> int:
   chosen = args.only.split(",") if args.only else list(known)
   if wrong := [task for task in chosen if task not in known]:
     raise UserError(f"--only: found {wrong[0]!r}, expected some of {', '.join(known)}")
-  if overrides or not 0 < args.hours < math.inf or (args.max_steps or 2) < 2:
-    raise UserError("--hours: expected more than 0, --max_steps at least 2, and no --config.KEY")
+  if (
+    overrides or not 0 < args.hours < math.inf or (args.max_steps or 2) < 2 or args.seeds is not None and args.seeds < 1
+  ):
+    raise UserError("--hours: expected more than 0, --max_steps at least 2, --seeds at least 1, and no --config.KEY")
   if not pathlib.Path(args.data).is_dir():
     raise UserError(f"--data={args.data}: found no directory, expected the one with the tasks' files")
   output = pathlib.Path(args.output)

@@ -51,6 +51,8 @@ def main(argv: list[str] | None = None) -> None:
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   if args.shots < 0 or args.batch_size < 1 or (args.limit or 1) < 1 or (args.stride or 1) < 1:
     raise UserError("--shots, --batch_size, --limit and --stride: expected positive numbers")
+  if args.examples and not args.shots:
+    raise UserError("--examples: only with --shots; leave it out, or say how many stand before each question")
   files = {name: questions.read(path) for name, path in questions.files(args.input).items()}
   inputs = [*(file.path for file in files.values()), args.examples]
   output = outputs.Output(args.output, inputs=inputs) if args.output else None

@@ -11,6 +11,7 @@ from t5x_like.errors import UserError
 from t5x_like.inference import questions
 from t5x_like.inference.likelihood import Scored
 from t5x_like.library import model as library
+from tools import few_shot
 
 SUBJECT = "abstract_algebra"
 ROWS = [
@@ -131,6 +132,11 @@ def test_saved_answers_are_of_the_checkpoint_and_the_file(tmp_path, monkeypatch)
   later = found()
   rows = [rows[0] | {"gold": 1}]
   assert [first, again, later, found(), found()] == [1, 1, 2, 3, 3]
+
+
+def test_examples_need_shots(capsys):
+  assert few_shot.main(["--workdir=run", "--input=test.jsonl", "--examples=dev.jsonl"]) == 2
+  assert "--examples: only with --shots" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--epochs=nan", "--epochs=inf", "--rates=1e-5,nan", "--seeds=0", "--shots=-1"])

@@ -90,6 +90,7 @@ def test_a_spent_budget_asks_a_training_run_to_stop(tmp_path, monkeypatch):
     (["--only=colla"], "--only: found 'colla', expected some of rte, cola"),
     (["--max_steps=1"], "--max_steps at least 2"),
     (["--hours=nan"], "--hours: expected more than 0"),
+    (["--seeds=0"], "--seeds at least 1"),
     (["--data=nowhere"], "--data=nowhere: found no directory"),
   ],
 )
