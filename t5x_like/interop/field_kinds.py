@@ -47,7 +47,8 @@ _NAMES: dict[Any, str] = {
   Size | Sizes: "image_size img_size patch_size num_heads",
   Sizes: "channels depths hidden_sizes layers",
   Wholes: "pretrained_window_sizes mlp_only_layers",
-  Id: "max_relative_positions pad_token_id bos_token_id decoder_start_token_id forced_bos_token_id",
+  Id: "max_relative_positions pad_token_id bos_token_id cls_token_id sep_token_id decoder_start_token_id "
+  "forced_bos_token_id",
   Id | Ids: "eos_token_id forced_eos_token_id",
   Number: """
     initializer_range layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps router_aux_loss_coef router_jitter_noise

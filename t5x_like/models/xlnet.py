@@ -4,6 +4,10 @@ Pretraining by `objectives.permutation_lm` gives each token to predict its numbe
 reads the predictions off the query stream. Without an order, as in fine-tuning, the model is an encoder of the content
 stream alone, where all tokens see each other. `nn.two_stream` is the attention.
 
+Published models put <cls> behind the texts, A <sep> B <sep> <cls>, in a segment of its own. Rows here begin with it, as
+every encoder's do. Attention knows only the distances and segments of tokens, not their order in the array, so `encode`
+gives <cls> the place behind the last token of its row, and hidden states are those of the published order.
+
 Left out: the memory of earlier rows (section 2.4, the recurrence of Transformer-XL). Published checkpoints do not need
 it, and an example here is a function of its own index alone.
 """
@@ -37,6 +41,7 @@ DESIGN = Design(
   logits_bias=True,
 )
 TOKENS = Tokens(pad=5, start=3, eos=4)  # <pad>, <cls>, <sep>
+CLS_TYPE = 2
 
 
 def _xlnet(embed, mlp, heads, layers) -> Variant:
@@ -111,6 +116,12 @@ class Model(Encoder):
     """Return (hidden states [B, S, D], or [B, S + K, D] of both streams, validity bool [B, S] or None, scalars)."""
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
     (B, S), order_BS = tokens_BS.shape, batch.get("encoder_order")
+    pos_BS, types_BS = jnp.broadcast_to(pos, (B, S)), batch.get("encoder_token_types", jnp.zeros_like(tokens_BS))
+    mine_BS = jnp.broadcast_to(True if valid is None else valid, (B, S)) if segments is None else segments
+    size_BS = jnp.sum(mine_BS[:, :, None] == mine_BS[:, None, :], axis=-1)
+    cls_BS = (tokens_BS == self.variant.tokens.start) & (pos_BS == 0)
+    pos_BS = jnp.where(cls_BS, size_BS, pos_BS)
+    types_BS = jnp.where(cls_BS, CLS_TYPE, types_BS)
     everywhere_BS = jnp.broadcast_to(jnp.arange(S, dtype=jnp.int32), (B, S))
     places_BK = everywhere_BS[:, :0] if order_BS is None else batch.get("encoder_masked_positions", everywhere_BS)
 
@@ -118,7 +129,6 @@ class Model(Encoder):
       """Append the values at the places to predict to those of all tokens."""
       return jnp.concatenate([x, jnp.take_along_axis(x, places_BK, axis=1)], axis=1)
 
-    pos_BS, types_BS = jnp.broadcast_to(pos, (B, S)), batch.get("encoder_token_types", jnp.zeros_like(tokens_BS))
     mask = StreamMask(rows(pos_BS), pos_BS, k_valid=valid, q_types=rows(types_BS), k_types=types_BS)
     if segments is not None:
       mask = replace(mask, q_segments=rows(segments), k_segments=segments)

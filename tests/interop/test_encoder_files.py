@@ -166,7 +166,7 @@ BERT, MODERN = shrunk(bert.VARIANTS["bert-base-uncased"]), shrunk(modernbert.VAR
     (albert, dataclasses.replace(shrunk(albert.VARIANTS["albert-base"]), embed=None), {}, "table of another width"),
     (deberta, shrunk(deberta.VARIANTS["deberta-v3-base"]), {}, "design.attention_scale is"),
     (xlm, shrunk(xlm.VARIANTS["xlm-ende"]), {}, "an MLP four times as wide"),
-    (xlnet, shrunk(xlnet.VARIANTS["xlnet-base"]), dict(head="classification"), "head 'classification'"),
+    (xlnet, shrunk(xlnet.VARIANTS["xlnet-base"]), dict(head="pooled"), "head 'pooled'"),
   ],
   ids=lambda x: x if isinstance(x, str) else None,
 )

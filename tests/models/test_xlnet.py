@@ -12,6 +12,7 @@ from t5x_like.models import xlnet
 
 VARIANT = shrunk(xlnet.VARIANTS["xlnet-base"])
 TOKENS = np.random.default_rng(0).integers(3, 64, (2, 7)).astype(np.int32)
+TOKENS[:, 0] = VARIANT.tokens.start
 TYPES = np.repeat([[0, 1]], (4, 3), axis=1).repeat(2, 0).astype(np.int32)
 ORDER = np.array([[0, 3, 0, 1, 2, 0, 4], [0, 0, 1, 0, 0, 2, 0]], np.int32)
 BATCH = {"encoder_input_tokens": TOKENS, "encoder_token_types": TYPES, "encoder_order": ORDER}
@@ -59,6 +60,18 @@ def test_places_packing_and_padding_change_nothing(model):
     np.testing.assert_allclose(together[7 * row + predicted], expected, atol=1e-5)
   filled = model.generate(BATCH | {"encoder_masked_positions": places})["logits"].dense()
   assert filled.shape == (2, 4, 64) and not np.allclose(filled[0, 2], some[0, 2])  # from fewer tokens
+
+
+def test_states_are_those_of_the_published_order(model):
+  """<cls> begins a row here, and ends it in a segment of its own there."""
+  ours = {name: BATCH[f"encoder_{name}"] for name in ("input_tokens", "token_types")}
+  theirs = {name: np.roll(x, -1, axis=1) for name, x in ours.items()}
+  theirs["token_types"][:, -1] = 2
+  padded = {name: np.pad(x, ((0, 0), (0, 2)), constant_values=VARIANT.tokens.pad) for name, x in ours.items()}
+  run = jax.jit(lambda model, batch: model.encode({f"encoder_{name}": x for name, x in batch.items()})[0])
+  expected = np.roll(run(model, theirs), 1, axis=1)
+  for batch in (ours, padded):
+    np.testing.assert_allclose(run(model, batch)[:, :7], expected, atol=1e-5)
 
 
 def test_designs_without_its_attention_are_refused():

@@ -15,8 +15,11 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("xlnet",)
 MODELS = (xlnet.Model,)
+POOLED = {"sequence_summary.summary": "pooler/dense", "logits_proj": "out"}
 HEADS = (
   Head("LMHeadModel", "lm", {"lm_loss.bias": "bias"}),
+  Head("ForSequenceClassification", "classification", POOLED),
+  Head("ForMultipleChoice", "multiple_choice", POOLED),
   Head("ForTokenClassification", "tokens", {"classifier": "out"}),
   Head("ForQuestionAnsweringSimple", "spans", {"qa_outputs": "out"}),
   Head("Model", "none", {}),
@@ -34,6 +37,8 @@ def build(fields: Fields, names: set[str]):
     ("tie_word_embeddings", True),
   ):
     fields.only(name, *values)
+  for name, value in (("summary_type", "last"), ("summary_use_proj", True), ("summary_activation", "tanh")):
+    fields.only(name, value)
   fields.ignore("dropout", "mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "start_n_top", "end_n_top")
   D, N = fields.take("d_model", 1024), fields.take("n_head", 16)
   fields.only("d_head", D // N, None)
@@ -44,7 +49,10 @@ def build(fields: Fields, names: set[str]):
     activation=fields.choose("ff_activation", encoders.ACTIVATIONS, "gelu"),
     init_stddev=fields.values.get("initializer_range", 0.02),
   )
-  tokens = encoders.special(fields, dataclasses.replace(xlnet.TOKENS, start=1, eos=2))
+  pad = encoders.special(fields, xlnet.TOKENS).pad
+  ids = (fields.values.get(f"{name}_token_id") for name in ("cls", "sep"))
+  start, eos = (usual if i is None else i for i, usual in zip(ids, (xlnet.TOKENS.start, xlnet.TOKENS.eos)))
+  tokens = dataclasses.replace(xlnet.TOKENS, pad=pad, start=start, eos=eos)
   head = encoders.find_head(fields, names, "XLNet", HEADS)
   variant = dataclasses.replace(xlnet.VARIANTS["xlnet-base"], dims=dims, design=design, tokens=tokens, head=head)
   return xlnet.Model, {"variant": dataclasses.replace(variant, vocab_size=fields.take("vocab_size", 32_000))}
@@ -72,6 +80,7 @@ def config(model, model_type: str | None) -> dict:
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed or variant.embed:
     raise UserError(f"{dims} with a table of width {variant.embed}: xlnet has heads that share the width, and no other")
   head, labels = encoders.written_head("xlnet", variant, HEADS)
+  own, usual = ((tokens.start, tokens.eos) for tokens in (variant.tokens, xlnet.TOKENS))
   return {
     "architectures": [f"XLNet{head.task}"],
     "model_type": "xlnet",
@@ -86,9 +95,10 @@ def config(model, model_type: str | None) -> dict:
     "initializer_range": design.init_stddev or 0.02,
     "mem_len": None,
     "pad_token_id": variant.tokens.pad,
-    "bos_token_id": variant.tokens.start,
-    "eos_token_id": variant.tokens.eos,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
     "tie_word_embeddings": True,
+    **({} if own == usual else {"cls_token_id": own[0], "sep_token_id": own[1]}),
     **labels,
   }
 
