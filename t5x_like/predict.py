@@ -1,7 +1,8 @@
 """Predicts with a trained model: python -m t5x_like.predict --workdir=runs/small --input=lines.txt --output=out.jsonl
 
 Every line of the input is a text or, in a .jsonl file, an object with a text. The output has a JSON object for each
-line, in the same order: `input`, the prediction, and its `score`, the log-probability. The prediction depends on the
+line, in the same order: `input`, the prediction, and its `score`, the log-probability. A blank line is given to no
+model; its object has an `error` instead, so that outputs line up with inputs. The prediction depends on the
 architecture:
 
   encoder-decoder  the target text; sentinels in the input are filled in too
@@ -39,8 +40,8 @@ The output may also be a device, a pipe or /dev/fd/N; a file is replaced once it
 not be the input, nor a file of a workdir or a store. A lone surrogate, which UTF-8 cannot encode, is written as the
 JSON escape \\udXXX; stderr reports the number of lines with surrogates.
 
-A sample depends only on the seed, the number of its text and its own number, not on the batch size or the number of
-devices.
+A sample depends only on the seed, the number of its text (blank lines do not count) and its own number, not on the
+batch size or the number of devices.
 """
 
 import contextlib
@@ -102,20 +103,23 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   if of_both != (args.texts is not None):
     found, expected = ("a", "a file of texts to choose from") if of_both else ("no", "none")
     raise UserError(f"--texts={args.texts}: the model is {found} model of images and texts, expected {expected}")
-  choices = texts.read(args.texts, flag="--texts") if of_both else None
+  choices = [text for text in texts.read(args.texts, flag="--texts") if text is not None] if of_both else None
   inputs = images.files(args.input) if of_images else texts.read(args.input, args.text_field)
+  asked = [text for text in inputs if text is not None]
   options = {name: getattr(args, name) for name, *_ in flags.GENERATION if getattr(args, name) is not None}
   if args.embed:
     if options:
       raise UserError(f"--{next(iter(options))}: --embed generates nothing; leave out either")
-    answers = model.embed(inputs, args.embed)
+    answers = model.embed(asked, args.embed)
   else:
-    answers = model.predict(inputs, choices, origin=f"--input={args.input}", **options)
-  process.say(f"{args.workdir}: step {model.step}; {len(inputs)} {'files' if of_images else 'lines'}")
+    answers = model.predict(asked, choices, origin=f"--input={args.input}", **options)
+  of = "files" if of_images else "lines"
+  process.say(f"{args.workdir}: step {model.step}; {len(inputs)} {of}")
   own = [f"{name}={value}" for name, value in model.settings.items() if name not in options]
   if own and not args.embed:
     process.say(f"settings of the model, where no flag excludes them: {', '.join(own)}")
-  if of_images and (skipped := images.told(answers)):
+  answers = texts.answered(inputs, answers)
+  if skipped := images.told(answers, of):
     process.say(f"{skipped}; `error` in the output says which")
   return answers
 

@@ -38,11 +38,11 @@ def files(path: str) -> list[str]:
   return sorted(found)
 
 
-def told(answers: Sequence[dict[str, Any]]) -> str:
-  """Report how many files were skipped, by reason; empty if none was."""
+def told(answers: Sequence[dict[str, Any]], of: str = "files") -> str:
+  """Report how many files or lines were skipped, by reason; empty if none was."""
   skipped = Counter(answer["error"] for answer in answers if "error" in answer)
   reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(skipped.items()))
-  return f"{skipped.total()} of {len(answers)} files skipped ({reasons})" if skipped else ""
+  return f"{skipped.total()} of {len(answers)} {of} skipped ({reasons})" if skipped else ""
 
 
 def predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):

@@ -2,15 +2,17 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files.places import place
 
+BLANK = "blank line"
 
-def read(path: str, field: str | None = None, flag: str = "--input") -> list[str]:
-  """Return the texts of a file: its non-blank lines or, in JSON lines, the values of a key.
+
+def read(path: str, field: str | None = None, flag: str = "--input") -> list[str | None]:
+  """Return the texts of a file, None for a blank line: its lines or, in JSON lines, the values of a key.
 
   Args:
     path: a UTF-8 file, a path or an address, or `-` for standard input. A `.jsonl` file has an object on every line.
@@ -26,12 +28,21 @@ def read(path: str, field: str | None = None, flag: str = "--input") -> list[str
     raise UserError(f"{flag}={path}: cannot be read: {error.strerror}") from error
   except UnicodeDecodeError as error:
     raise UserError(f"{flag}={path}: not UTF-8 at byte {error.start}; convert it to UTF-8") from error
-  lines = [(number, line) for number, line in enumerate(content.removeprefix("\ufeff").split("\n"), 1) if line.strip()]
-  if not lines:
+  lines = content.removeprefix("\ufeff").removesuffix("\n").split("\n")
+  if not any(line.strip() for line in lines):
     raise UserError(f"{flag}={path}: found no text in it, expected an input on every line")
-  if field is None and not path.endswith(".jsonl"):
-    return [line.removesuffix("\r") for _, line in lines]
-  return [_text(line, field or "text", f"{flag}={path}: line {number}") for number, line in lines]
+  plain = field is None and not path.endswith(".jsonl")
+
+  def text(number: int, line: str) -> str:
+    return line.removesuffix("\r") if plain else _text(line, field or "text", f"{flag}={path}: line {number}")
+
+  return [text(number, line) if line.strip() else None for number, line in enumerate(lines, 1)]
+
+
+def answered(inputs: Sequence[str | None], answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+  """Put an `error` for each blank line among the answers to the other lines."""
+  rest = iter(answers)
+  return [{"input": "", "error": BLANK} if text is None else next(rest) for text in inputs]
 
 
 def _text(line: str, field: str, where: str) -> str:
