@@ -73,15 +73,10 @@ class Stack(nnx.Module):
     blocks = jax.vmap(lambda key: make_block(nnx.Rngs(params=key)))(keys_L)
     layered = lambda p: p.replace(axes=("layers", *p.axes), unit=(1, *p.unit))  # noqa: E731
     self.blocks = jax.tree.map(layered, blocks, is_leaf=params.is_param)
-    self.position = position or Position()
-    self.pieces_above = pieces_above
+    self.position, self.pieces_above = position or Position(), pieces_above
     self.final_norm = final_norm or Identity()
-    self.repeats = repeats
-    self.dropout = dropout
-    self.remat = remat
-    self.layers = layers
-    self.pipeline = pipeline
-    self.depths = depths
+    self.repeats, self.dropout, self.remat = repeats, dropout, remat
+    self.layers, self.pipeline, self.depths = layers, pipeline, depths
 
   def __call__(self, x_BTD: jax.Array, context: Context, *, cache: dict | None = None, key: jax.Array | None = None):
     """Run all blocks.
@@ -107,8 +102,7 @@ class Stack(nnx.Module):
     """Run some of the blocks, with their depths, in order; return like `__call__`, but with `aux` per layer."""
     repeats = jax.tree.leaves(blocks)[0].shape[0]
     keys_L = None if key is None else jax.random.split(key, repeats)
-    # A scan of one block is no loop in the compiled program either.
-    wrap = partial(remat.wrap, prevent_cse=self.layers == "loop" or repeats == 1)
+    wrap = partial(remat.wrap, prevent_cse=self.layers == "loop" or repeats == 1)  # see `over`
 
     def body(x_BTD, layer):
       (block, depth), layer_cache, layer_key = layer
@@ -121,8 +115,9 @@ class Stack(nnx.Module):
 
   def over(self, body: Callable, carry, layers, remat: Remat = NONE):
     """Do the work of `jax.lax.scan` over layers, in the stack's way; `remat` wraps the body."""
-    run = jax.lax.scan if self.layers == "scan" else _loop
-    return run(remat.wrap(body, prevent_cse=self.layers == "loop"), carry, layers)
+    run, repeats = jax.lax.scan if self.layers == "scan" else _loop, jax.tree.leaves(layers)[0].shape[0]
+    alone = self.layers == "loop" or repeats == 1  # a scan of one block is no loop in the compiled program either
+    return run(remat.wrap(body, prevent_cse=alone), carry, layers)
 
   def bias(self, mask: Mask, batch: int):
     """Return the shared bias, [B or 1, N, T, S]; the scheme itself above `pieces_above` logits; None without a bias.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from t5x_like.models import gemma3
+from t5x_like.models import albert, gemma3
 
 
 @pytest.mark.parametrize("layers, joined", [(12, True), (6, False)])
@@ -22,3 +22,15 @@ def test_each_layer_of_a_period_is_a_region_of_its_own(layers, joined):
   regions = [one for one in scan.params["jaxpr"].jaxpr.eqns if one.primitive.name == "remat2"]
   # A scan of one block is no loop once it is compiled: recomputing would be joined with the forward pass.
   assert [not one.params["prevent_cse"] for one in regions] == [joined] * 6
+
+
+@pytest.mark.parametrize("layers, joined", [(3, True), (1, False)])
+def test_a_scan_of_one_shared_layer_is_guarded_too(layers, joined):
+  tiny = albert.VARIANTS["albert-tiny"]
+  variant = dataclasses.replace(tiny, dims=dataclasses.replace(tiny.dims, layers=layers))
+  model = jax.eval_shape(lambda: albert.Model(nnx.Rngs(0), variant=variant, remat="full"))
+  batch = {"encoder_input_tokens": jnp.zeros((2, 8), jnp.int32)}
+  traced = jax.make_jaxpr(lambda model: model.outputs(batch)["next_sentence_logits"])(model)
+  (scan,) = (one for one in traced.jaxpr.eqns if one.primitive.name == "scan")
+  (region,) = (one for one in scan.params["jaxpr"].jaxpr.eqns if one.primitive.name == "remat2")
+  assert region.params["prevent_cse"] is not joined
