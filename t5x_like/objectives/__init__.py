@@ -75,8 +75,15 @@ class Base:
   def check(cls, model, features: dict) -> None:
     """Raise UserError if the model's head does not fit the task's features."""
 
+  def prepare(self, batch: dict) -> dict:
+    """Return the whole batch with facts about it, such as the number of real rows, before it is divided."""
+    return batch
+
+  def extended(self, model, key):
+    """Return the model with the parts that only this objective trains, such as PPO's value head."""
+    return model
+
 
 def flat(batch: dict) -> dict:
   """Flatten the `encoder_` and `decoder_` features of examples of several rows from [B, C, …] to [B * C, …]."""
-  sides = ("encoder_", "decoder_")
-  return {name: x.reshape(-1, *x.shape[2:]) for name, x in batch.items() if name.startswith(sides)}
+  return {name: x.reshape(-1, *x.shape[2:]) for name, x in batch.items() if name.startswith(("encoder_", "decoder_"))}

@@ -65,7 +65,7 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
   optimizer, trained = _optimizer(config, schedule, named)
   objective = objective_of(config)
-  if getattr(objective, "among_rows", False) and config.accumulation_steps > 1:
+  if objective.among_rows and config.accumulation_steps > 1:
     raise UserError(
       f"config.accumulation_steps: found {config.accumulation_steps}, but {config.objective.name} compares all rows of"
       f" a batch with one another; set it to 1 and --config.objective.chunks={config.accumulation_steps}"
@@ -95,11 +95,11 @@ def model_of(config: ConfigDict):
 
   def make_model(key):
     model = tune.adapt(bare(key), jax.random.fold_in(key, _ADAPTERS), config.model)
-    if getattr(objective, "teacher", False):
+    if objective.teacher:
       model.reference = bare(key, "teacher.model", config.teacher.model)
-    elif getattr(objective, "reference", False) and not slots.module("lora", tunings).alone(model, tune):
+    elif objective.reference and not slots.module("lora", tunings).alone(model, tune):
       model.reference = bare(key)
-    return getattr(objective, "extended", lambda model, key: model)(model, key)
+    return objective.extended(model, key)
 
   return jax.eval_shape(make_model, jax.random.key(0)), make_model
 

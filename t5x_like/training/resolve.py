@@ -57,7 +57,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     resolved[name] = ConfigDict(slots.as_saved(slot.complete(f"config.{name}", config[name])))
   computed = {key: resolved.model[key] for key in ("dtype", "layers") if key in resolved.model}
   objective = slots.find("config.objective.name", resolved.objective.name, t5x_like.objectives, "Objective")
-  if getattr(objective, "teacher", False):
+  if objective.teacher:
     resolved.teacher = slots.module("other_runs", training).teacher(config, computed, platform)
   elif config.teacher:
     raise UserError(

@@ -68,12 +68,9 @@ def make_step(
 
   gradients = whole if accumulation_steps == 1 else accumulated
 
-  # Adds facts about the whole batch, such as the number of real rows, before it is divided.
-  prepare = getattr(objective, "prepare", lambda batch: batch)
-
   def step(state: TrainState, batch: Batch):
     with rules.activate():
-      batch = prepare(batch)
+      batch = objective.prepare(batch)
       key = jax.random.fold_in(jax.random.key(seed), state.step)
       arrays = {name: x for name, x in state.params.items() if trained is None or name in trained}
       frozen = {name: x for name, x in state.params.items() if name not in arrays}
