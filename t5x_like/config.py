@@ -81,7 +81,7 @@ def _slot(**values: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """The top-level keys of a recipe, with their types and defaults."""
+  """The top-level keys of a recipe, with their types and defaults; a new key's default changes nothing."""
 
   model: dict = _slot()  # name: a module of models/; the rest are arguments of its Model
   task: dict = _slot()  # name: a module of data/tasks/; the rest are arguments of its task()
@@ -254,16 +254,18 @@ def batch_key(phase: str) -> str:
 
 
 def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDict:
-  """Return a run's saved config with overrides applied; unknown keys are dropped.
+  """Return a run's saved config with overrides applied; unknown keys are dropped, and new ones have their defaults.
 
   Raises:
-    UserError: a key is missing, or `override` refuses.
+    UserError: the model or the task is missing, or `override` refuses.
   """
   known = defaults()
-  missing = [key for key in known if key not in saved]
-  if missing:
-    raise UserError(f"{origin}: key {missing[0]!r} is missing; it was written by another version or is damaged")
-  return override(ConfigDict({key: saved[key] for key in known}), overrides, origin)
+  new = {key: value for key, value in known.to_dict().items() if key not in saved}
+  if lost := [key for key in ("model", "task") if key in new]:
+    raise UserError(f"{origin}: key {lost[0]!r} is missing; the file is damaged, restore it from a backup")
+  if new:
+    print(f"{origin}: written before there were {json.dumps(new)}, these defaults, which change nothing", flush=True)
+  return override(ConfigDict(new | {key: saved[key] for key in known if key in saved}), overrides, origin)
 
 
 def check_keys(config: Any, origin) -> None:

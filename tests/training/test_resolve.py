@@ -93,3 +93,12 @@ def test_a_task_without_a_vocabulary_needs_a_size(closed):
 def test_resolving_twice_changes_nothing():
   config = resolved()
   assert resolve(config).to_dict() == config.to_dict()
+
+
+def test_a_config_saved_before_a_key_has_its_default(capsys):
+  saved = recipes.load("tests/recipes/nano.py").to_dict()
+  older = {key: value for key, value in saved.items() if key not in ("recompute_every", "selection")}
+  assert config_lib.restored(older, ["seed=3"], "w/config.json").to_dict() == saved | {"seed": 3}
+  assert capsys.readouterr().out.startswith('w/config.json: written before there were {"recompute_every": 0, "sel')
+  with pytest.raises(UserError, match="key 'task' is missing; the file is damaged"):
+    config_lib.restored({"model": {}}, [], "w/config.json")
