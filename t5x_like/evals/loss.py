@@ -16,7 +16,7 @@ class Evaluator:
   """An evaluator of the objective, teacher-forced.
 
   The unigram entropy (nats) is the loss of the best predictor that knows only the frequency of each target token: a
-  model with a higher loss has learned nothing from its input. Pixels have neither a unigram entropy nor a perplexity.
+  model with a higher loss has learned nothing from its input. Pixels have none, and only tokens have a perplexity.
 
   Args:
     max_examples: the number of examples, from the first; None means all.
@@ -29,8 +29,7 @@ class Evaluator:
   """
 
   def __init__(self, setting: Setting, *, max_examples: Positive | None = None):
-    self._setting = setting
-    self._max_examples = max_examples
+    self._setting, self._max_examples = setting, max_examples
     objective, size = setting.objective, setting.task.vocabulary.size
     if lacking := objective.missing(setting.task.features):
       raise UserError(
@@ -39,19 +38,20 @@ class Evaluator:
       )
 
     features = setting.task.features
-    classes = features[objective.targets].shape == features[objective.weights].shape
+    target = features[objective.targets]
+    classes = target.shape == features[objective.weights].shape and target.dtype.startswith("int")
+    tokens = "tokens" in objective.targets and not getattr(setting.task, "classes", ())
+    self._counted = ("perplexity", "unigram_entropy") if tokens else ("unigram_entropy",)
 
     def sums(model, batch):
       sums = objective(model, batch)[1] | {"examples": jnp.sum(batch["example_index"] >= 0)}
       if not classes:
         return sums
-      targets = batch[objective.targets].astype(jnp.int32)  # meaningless, but harmless, for regression
       counted = (batch[objective.weights] > 0).astype(jnp.float32)
-      counts_V = jnp.zeros(size, jnp.float32).at[targets].add(counted, mode="drop")
+      counts_V = jnp.zeros(size, jnp.float32).at[batch[objective.targets]].add(counted, mode="drop")
       return sums | {"counts": counts_V}
 
-    self.sums = sums
-    self._sums = setting.jit(sums)
+    self.sums, self._sums = sums, setting.jit(sums)
 
   def names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write."""
@@ -59,13 +59,13 @@ class Evaluator:
     batch["example_index"] = jax.ShapeDtypeStruct((self._setting.batch_size,), jnp.int32)
     with self._setting.rules.activate():
       found = jax.eval_shape(self.sums, self._setting.model, batch)
-    classes = ("perplexity", "unigram_entropy") if "counts" in found else ()
+    classes = self._counted if "counts" in found else ()
     means = (name for name in found if not name.endswith("weights") and name not in ("counts", "examples"))
     return (*(METRICS.get(name, name) for name in means), *classes, "examples", "target_tokens")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return the means of the objective's sums (`loss`, `accuracy`, …), `examples` and `target_tokens`; for classes
-    also `perplexity` and `unigram_entropy`."""
+    also `unigram_entropy`, for tokens `perplexity`."""
     pending, total = [], None
     for batch in self._setting.global_batches(self._max_examples):
       pending.append(self._sums(arrays, batch))
@@ -81,8 +81,9 @@ class Evaluator:
     }
     if counts is not None:
       share = counts[counts > 0] / max(counts.sum(), 1.0)
-      means["perplexity"] = math.exp(min(means["loss"], 700.0))
       means["unigram_entropy"] = float(-np.sum(share * np.log(share)))
+      if "perplexity" in self._counted:
+        means["perplexity"] = math.exp(min(means["loss"], 700.0))
     return Result(means | {"examples": float(examples), "target_tokens": float(total["weights"])})
 
 

@@ -55,6 +55,7 @@ def test_metrics_of_images_are_written_and_found_again(whole, capsys):
   rows = [row for row in read_metrics(whole / "whole") if "train/loss" in row]
   assert all(row["train/images_per_second"] > 0 and "train/tokens_per_second" not in row for row in rows)
   assert {"top1", "top5", "2_shot_top1", "loss", "accuracy"} <= {name.split("/")[-1] for name in last}
+  assert not any("perplexity" in name for name in last) and any("unigram_entropy" in name for name in last)
   assert evaluate.main([f"--workdir={whole}/whole", "--evals=image_classification"]) == 0
   found = json.loads(next((whole / "whole" / "evaluations").glob("*.json")).read_text())["metrics"]
   assert found["top1"] == last["eval/digits_image_classification/top1"]
