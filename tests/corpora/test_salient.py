@@ -107,6 +107,11 @@ def test_dates_numbers_and_names():
   assert found == ["Paris", "Gustave Eiffel", "May 6, 1889", "330.5", "U.S.", "2020-01-02"]
 
 
+def test_capitals_of_all_alphabets_begin_names_and_small_letters_none():
+  text = "They met Élodie Dupont and Ωmega in an école near ñandú, then 中村."
+  assert [text[begin:end] for begin, end in dates_numbers_and_names(text)] == ["Élodie Dupont", "Ωmega"]
+
+
 def test_titles_and_spaces_before_punctuation():
   text = "Then Mr. Darcy met Mrs . Bennet . Tea at 4 on May 6 , 1889 was I think for Lady Anne I met."
   found = [text[a:b] for a, b in dates_numbers_and_names(text)]

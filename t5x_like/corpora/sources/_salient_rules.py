@@ -6,6 +6,7 @@ punctuation are allowed in dates and titles but not inside numbers ("330 . 5" is
 """
 
 import re
+import sys
 
 _MONTH = (
   "(?:January|February|March|April|May|June|July|August|September|October|November|December|"
@@ -17,7 +18,8 @@ _DATE = (
   rf"{_MONTH}{_YEAR}|\d{{4}}-\d{{2}}-\d{{2}}|\d{{1,2}}/\d{{1,2}}/\d{{2,4}}"
 )
 _NUMBER = r"\d+(?:[.,]\d+)*"
-_CAPITAL = r"(?!I\b)(?:(?:[A-Z]\.){2,}|[^\W\d_a-z][^\W\d_]*(?:[-'\u2019][^\W\d_]+)*)"
+_UPPER = "[" + "".join(filter(str.isupper, map(chr, range(sys.maxunicode)))) + "]"
+_CAPITAL = rf"(?!I\b)(?:(?:[A-Z]\.){{2,}}|{_UPPER}[^\W\d_]*(?:[-'\u2019][^\W\d_]+)*)"
 _NAMES = rf"{_CAPITAL}(?:\s(?:of\s|the\s|de\s|von\s)?{_CAPITAL})*"
 _TITLED = rf"(?:Mr|Mrs|Ms|Dr|Prof|Rev|St|Capt|Col|Gen|Lt|Sgt)\s?\.\s{_NAMES}"
 _INSIDE = rf"(?<![.!?]\s)(?<![.!?][\"')\u201d]\s)(?<=[\w,;:]\s){_NAMES}"
