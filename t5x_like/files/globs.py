@@ -57,15 +57,15 @@ def kind(path: str) -> str:
 
 
 def matches(pattern: str) -> list[str]:
-  """Return the sorted paths that match a glob pattern, or the pattern itself if a local file has that name.
+  """Return the sorted paths that match a glob pattern, or the pattern itself if something has that name.
 
   Raises:
     UserError: a directory cannot be listed.
   """
   found = place(pattern)
-  if isinstance(found, Remote):
-    return list(found.matches())
-  return [str(found)] if found.exists() else sorted(_local_matches(str(found)))
+  if found.exists():
+    return [pattern]
+  return list(found.matches()) if isinstance(found, Remote) else sorted(_local_matches(str(found)))
 
 
 def listed(pattern: str) -> dict[str, tuple[str, int | None]]:

@@ -30,7 +30,7 @@ def files(path: str) -> list[str]:
   if folder.is_dir():
     found = [str(folder / name) for name in folder.sizes() if not os.path.basename(name).startswith(".")]
   else:
-    found = [path] if folder.is_file() else [file for file in globs.matches(path) if globs.kind(file) == "file"]
+    found = [file for file in globs.matches(path) if globs.kind(file) == "file"]
   if not found:
     raise UserError(
       f"--input={path}: found no file, expected an image, a folder of images, or a pattern such as '*.jpg'"

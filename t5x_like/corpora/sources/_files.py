@@ -214,13 +214,13 @@ def _of_one(format: str, pattern: str, listed: dict[str, tuple[str, int | None]]
   """Return the files of a pattern without ranges, with their sizes if `globs.listed` has told them."""
   if pattern.endswith("://"):
     raise UserError(f"source {format}:{pattern}: found no bucket or host, expected an address; is its variable set?")
-  literal = pattern in listed or place(pattern).exists()
-  matches = [pattern] if literal else list(listed) if listed and whole else globs.matches(pattern)
+  matches = [pattern] if pattern in listed else list(listed) if listed and whole else globs.matches(pattern)
   kinds = {path: listed[path][0] if path in listed else globs.kind(path) for path in matches}
   if odd := next((path for path, kind in kinds.items() if kind not in ("file", "directory")), None):
     raise UserError(f"source {format}:{odd}: found {kinds[odd]}, expected a file; remove it or change the pattern")
   found = {path: listed.get(path, (kind, None))[1] for path, kind in kinds.items() if kind == "file"}
   if not found:
+    literal = matches == [pattern]
     what = "a directory" if literal else "only directories" if matches else "no file of that name"
     mend = f"name its files by a pattern such as {os.path.join(pattern, '*')}" if literal else "check the path"
     raise UserError(f"source {format}:{pattern}: found {what}, expected at least one file; {mend}")
