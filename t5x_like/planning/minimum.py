@@ -9,16 +9,17 @@ compute dtype, one device must send at least
                2 * b * P / (t * f) * (d - 1) / d    and an all-reduce of the rest over d
 
 These are ring bytes (`planning/collectives.py`) of 16-bit gathers and gradients where the compute dtype is bfloat16.
-Evaluation and decoding gather once and reduce nothing. A token table whose vectors are exchanged (`nn/embed.py`) is
-counted as if it were gathered, and a kernel of 8-bit products in the compute dtype: a program may send less. The cost
-of activations under tensor, sequence, expert or pipeline parallelism is left out: it depends on the kept and the
-recomputed activations.
+Evaluation and decoding gather once and reduce nothing, as a teacher and a reference do, which have no backward pass. A
+token table whose vectors are exchanged (`nn/embed.py`) is counted as if it were gathered, and a kernel of 8-bit
+products in the compute dtype: a program may send less. The cost of activations under tensor, sequence, expert or
+pipeline parallelism is left out: it depends on the kept and the recomputed activations.
 """
 
 import math
 from collections.abc import Collection, Iterator, Mapping
 
 from t5x_like.parallel.rules import Rules
+from t5x_like.training.build import REFERENCE
 
 _BATCH = ("batch", "length")  # the logical axes over which devices have different tokens
 
@@ -36,9 +37,8 @@ def ring_bytes(
     trained: names of the parameters that have gradients; None for all.
   """
   moving = {name: p for name, p in named.items() if train and (trained is None or name in trained)}
-  gathers = sum(
-    (2 * parts if train else 1) * whole * (f - 1) / f for whole, f, _ in _parameters(named, rules, itemsize)
-  )
+  passes = [parts * (1 if name.startswith(REFERENCE) else 2) if train else 1 for name in named]
+  gathers = sum(n * whole * (f - 1) / f for n, (whole, f, _) in zip(passes, _parameters(named, rules, itemsize)))
   sums = (whole * ((f - 1) / f + 2 / f * (d - 1) / d) for whole, f, d in _parameters(moving, rules, itemsize))
   return {"gathers": gathers, "reductions": float(sum(sums))}
 

@@ -334,6 +334,8 @@ def test_what_is_frozen_sends_no_gradient():
   assert whole["gathers"] == one["gathers"] == none["gathers"] == 2 * 2 * 64 * 32 * 2 * 3 / 4
   assert whole["reductions"] == 2 * one["reductions"] == 2 * 64 * 32 * 2 * (3 / 4 + 2 / 4 * 1 / 2)
   assert none["reductions"] == 0
+  taught = minimum.ring_bytes(named | {"reference/kernel": named["kernel"]}, rules, 2, True, 1, {"adapter"})
+  assert taught["gathers"] == 1.25 * whole["gathers"] and taught["reductions"] == one["reductions"]
 
 
 @pytest.mark.parametrize("step, sent, said", [("decode", 90.0, True), ("decode", 20.0, False), ("eval", 90.0, False)])
