@@ -116,6 +116,12 @@ def _parser() -> argparse.ArgumentParser:
   )
   parser.add_argument("--vocabulary", required=True, help="a vocabulary directory, a SentencePiece .model, or bytes")
   parser.add_argument(
+    "--split_special_tokens",
+    action="store_true",
+    help="encode text such as </s> as text, and write a published tokenizer, so changed, to OUTPUT/vocabulary (default:"
+    " as its special piece, as transformers does)",
+  )
+  parser.add_argument(
     "--output",
     required=True,
     type=functools.partial(directory, flag="--output"),
@@ -233,6 +239,9 @@ def main(argv: list[str] | None = None) -> None:
     _check_reached(args.output)
   steps = _steps(args)
   vocabulary = vocabularies.load(args.vocabulary)
+  if args.split_special_tokens and vocabulary.specials_in_text:
+    vocabulary, args.vocabulary = vocabulary.with_text_only(), f"{place(args.output)}/vocabulary"
+    vocabulary.save(args.vocabulary)
   documents = Documents(args.source, data_dir=args.data_dir, text_field=args.text_field)
   source = documents.source
   root, jobs = str(place(args.output)), []

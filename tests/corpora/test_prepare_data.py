@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+import published
 from t5x_like.corpora import building, progress_bar, progress_files
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.held_out import Part
@@ -54,6 +55,19 @@ def prepare(corpus, output, *flags):
 def texts_of(store):
   stream = store.windows([0], store.num_tokens)[0]
   return [store.vocabulary.decode(part) for part in np.split(stream, store.document_ends()[:-1])]
+
+
+def test_special_pieces_in_a_text_can_stay_text(tmp_path):
+  tokenizer, text = published.write(tmp_path / "gpt2", "gpt2"), "the quick<|endoftext|>fox"
+  (tmp_path / "text.jsonl").write_text(json.dumps({"text": text}) + "\n")
+  flags = [f"--source=jsonl:{tmp_path}/text.jsonl", f"--vocabulary={tokenizer}", "--validation_fraction=0"]
+  for output, more, special in (("usual", [], True), ("split", ["--split_special_tokens"], False)):
+    assert prepare_data.main([*flags, *more, f"--output={tmp_path}/{output}"]) == 0
+    store = TokenStore.open(f"{tmp_path}/{output}/train")
+    (ids,) = store.windows([0], store.num_tokens)
+    assert (store.vocabulary.eos_id in ids) is special
+    assert special or store.vocabulary.decode(ids) == text
+    assert prepare_data.main([*flags, *more, f"--output={tmp_path}/{output}"]) == 0  # made from the same
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,13 @@ class PublishedVocabulary(TokenizerVocabulary):
   def exported(self) -> dict[str, bytes]:
     return self.brought
 
+  def with_text_only(self) -> "PublishedVocabulary":
+    """Return the vocabulary to which text spelled like a special piece is text, by `split_special_tokens`."""
+    config = json.loads(self.brought.get(CONFIG, b"{}")) | {"split_special_tokens": True}
+    brought = self.brought | {CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}
+    facts = dataclasses.replace(self._facts, specials_in_text=False)
+    return PublishedVocabulary(self.model, facts, brought, self._origin)
+
   def between(self) -> int:
     """Return the number of special pieces that `transformers` puts between the two texts of a pair.
 

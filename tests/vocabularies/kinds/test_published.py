@@ -169,6 +169,13 @@ def test_special_spellings_are_pieces_unless_the_config_splits_them(directories,
   text = "a<|endoftext|>b"
   assert 0 in usual.encode(text) and 0 not in split.encode(text)
   assert split.decode(split.encode(text)) == text and split.fingerprint != usual.fingerprint
+  usual.with_text_only().save(tmp_path / "saved")
+  saved = vocabularies.load(str(tmp_path / "saved"))
+  assert saved.encode(text) == split.encode(text)
+  shutil.copytree(directories["gpt2"], tmp_path / "back")
+  for name, data in saved.exported().items():
+    (tmp_path / "back" / name).write_bytes(data)
+  assert vocabularies.load(str(tmp_path / "back")).encode(text) == split.encode(text)
 
 
 def test_a_tokenizer_json_of_no_known_class_is_taken_whole(tmp_path):
