@@ -52,7 +52,7 @@ def test_same_logits_and_the_same_files_back(name, tmp_path):
   assert jax.tree.map(str, config) == jax.tree.map(str, theirs)
 
 
-@pytest.mark.parametrize("name", ["llama-3.1", "qwen3-yarn", "gemma3", "neox", "falcon", "cohere", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["llama-3.1", "qwen3-yarn", "gemma3", "neox", "falcon", "cohere", "deepseek-v3-yarn"])
 def test_the_older_fields_alone_tell_the_same_positions(name, tmp_path):
   write(name, tmp_path / "theirs")
   hf.save(hf.load(str(tmp_path / "theirs")), str(tmp_path / "back"))

@@ -83,7 +83,7 @@ def _positions(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
     yarn["attention_factor"] = _temperature(factor, one) / _temperature(factor, every)
   position = causal.rope(Fields({n: values.get(n) for n in _ROPE} | {field: yarn}, fields.origin))
   fields.ignore(*_ROPE)
-  return position, head_dim**-0.5 * _temperature(factor, every) ** 2 if every else None
+  return position, _scale(head_dim, factor, every) if every else None
 
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
@@ -91,6 +91,10 @@ _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddin
 
 def _temperature(factor: float, weight: float) -> float:
   return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _scale(head_dim: int, factor: float, every: float) -> float:
+  return head_dim**-0.5 * _temperature(factor, every) ** 2
 
 
 def config(model, model_type: str | None) -> dict:
@@ -150,7 +154,10 @@ def _mscale(design, head_dim: int, position: dict) -> dict[str, float]:
   extra = (design.attention_scale * head_dim**0.5) ** 0.5 - 1.0
   if factor <= 1 or extra <= 0:
     raise UserError(f"design.attention_scale is {design.attention_scale!r}; this type supports others only with YaRN")
-  return {"mscale_all_dim": extra / (0.1 * math.log(factor))}
+  every = extra / (0.1 * math.log(factor))
+  shorter = (float(f"{every:.{digits}g}") for digits in range(1, 17))
+  scale = lambda every: _scale(head_dim, factor, every)  # noqa: E731
+  return {"mscale_all_dim": next((x for x in shorter if scale(x) == design.attention_scale), every)}
 
 
 def tensors(m: Mapping) -> None:
