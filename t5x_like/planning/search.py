@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from t5x_like import recipes
 from t5x_like.errors import UserError
 from t5x_like.nn import params
+from t5x_like.nn.stack import Pipeline
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.planning import hardware, minimum, steps
@@ -33,6 +34,7 @@ _SEARCHED = ("mesh", "batch_size", "model.remat")
 _REMAT = ("none", "minimal", "full")
 _ROWS = (1, 2, 4, 8, 16, 32)  # rows of a device, or of the devices that share a row
 _TENSOR = (1, 2, 4, 8)
+_BESIDE = {"expert": (2, 4, 8), "sequence": (2, 4), "stage": (2, 4)}  # the axes that a mesh may have beside `tensor`
 
 
 @dataclasses.dataclass
@@ -53,7 +55,7 @@ class Candidate:
 
 def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
   """Return all candidates that may fit, best bound first, and of bounds that differ by less than the estimate's error
-  the most rows; needs the process of `hardware.devices` (see `compiling`)."""
+  meshes without `sequence` and `stage`, then the most rows; needs the process of `hardware.devices` (`compiling`)."""
   topology = hardware.parse(request["topology"], request["slices"])
   devices = hardware.devices(topology)
   config = recipes.load(request["config"], request["overrides"])
@@ -61,7 +63,12 @@ def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
   found = [dataclasses.asdict(one) for one in _made(config, task, topology, devices)]
   if not found:
     raise UserError(f"--search: nothing fits {topology.name}; its {len(devices)} devices have too little memory in all")
-  return sorted(found, key=lambda one: (-float(f"{one['bound']:.2g}"), -one["rows"], -one["bound"]))
+  return sorted(found, key=lambda one: (-float(f"{one['bound']:.2g}"), _sends(one), -one["rows"], -one["bound"]))
+
+
+def _sends(candidate: dict[str, Any]) -> bool:
+  """Return whether a mesh sends activations of all layers over axes that the bound counts as free."""
+  return any(axis in candidate["overrides"][0] for axis in ("sequence", "stage"))
 
 
 def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) -> Iterator[Candidate]:
@@ -79,8 +86,8 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
   peak, link = (
     (compilation.peak_flops(devices[0])[0], chip.link * hardware.links(devices, topology)) if chip else (1e11, 1e10)
   )
-  experts = config.mesh.get("expert", 1) > 1 or any("expert" in p.axes for p in named.values())
-  for mesh in _meshes(experts, topology.slices, len(devices)):
+  lengths = [x.shape[1] for x in (batch[name] for name in parts.model.NEEDS) if x.ndim == 2]
+  for mesh in _meshes(_axes(config, named, lengths), topology.slices, len(devices)):
     try:
       rules = Rules.make(make_mesh(mesh, devices), config.rules.to_dict())
       state = abstract_state(parts.model, parts.optimizer, rules)
@@ -94,7 +101,7 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
       activations = rows * kept[remat] / shared
       if held + activations > memory:
         continue
-      computing = rows * row / shared * (4 / 3 if remat == "full" else 1) / peak
+      computing = rows * row / shared * (4 / 3 if remat == "full" else 1) / peak * _idling(mesh, rows)
       bound = rows * tokens / shared / max(computing, sent / link)
       overrides = [f"mesh={json.dumps(mesh, separators=(',', ':'))}", f"batch_size={rows * ways}"]
       table = hasattr(config.model.get("remat"), "keys")
@@ -102,16 +109,37 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
       yield Candidate(tuple(overrides), bound, held + activations, rows)
 
 
-def _meshes(experts: bool, slices: int, devices: int) -> Iterator[dict[str, int]]:
-  """Yield every split of a slice's devices among data, fsdp, tensor and, for models with experts, expert."""
+def _axes(config: ConfigDict, named: Mapping, lengths: list[int]) -> dict[str, list[int]]:
+  """Return the sizes of the mesh axes beside `tensor` that a model and its rows can use.
+
+  Args:
+    named: its parameters.
+    lengths: of the rows of tokens that it reads; none for images.
+  """
+  depths = [p.shape[0] for p in named.values() if p.axes[:1] == ("layers",)] if "pipeline" in config.model else []
+  depths = [depth / Pipeline(**config.model.pipeline).rounds for depth in depths]
+  divided = {"expert": [p.shape[p.axes.index("expert")] for p in named.values() if "expert" in p.axes]}
+  divided |= {"sequence": lengths, "stage": depths}
+  return {axis: [n for n in _BESIDE[axis] if all(x % n == 0 for x in xs)] for axis, xs in divided.items() if xs}
+
+
+def _meshes(beside: Mapping[str, list[int]], slices: int, devices: int) -> Iterator[dict[str, int]]:
+  """Yield every split of a slice's devices among data, fsdp, tensor and at most one axis of `beside`."""
   inside = devices // slices
-  for tensor, expert in itertools.product(_TENSOR, (1, 2, 4, 8) if experts else (1,)):
-    left, uneven = divmod(inside, tensor * expert)
+  others = [{}, *({axis: size} for axis, sizes in beside.items() for size in sizes)]
+  for tensor, other in itertools.product(_TENSOR, others):
+    left, uneven = divmod(inside, tensor * math.prod(other.values()))
     if uneven:
       continue
     for fsdp in (n for n in range(1, left + 1) if left % n == 0):
-      sizes = {"replica": slices, "data": left // fsdp, "fsdp": fsdp, "tensor": tensor, "expert": expert}
+      sizes = {"replica": slices, "data": left // fsdp, "fsdp": fsdp, "tensor": tensor, **other}
       yield {axis: size for axis, size in sizes.items() if size > 1}
+
+
+def _idling(mesh: Mapping[str, int], rows: int) -> float:
+  """Return the ticks of a pipeline over those in which a stage computes, with the default microbatches."""
+  stages = mesh.get("stage", 1)
+  return 1 + (stages - 1) / math.gcd(stages, rows)
 
 
 def _kept(config: ConfigDict, task, devices: list) -> dict[str | None, float]:
@@ -137,12 +165,11 @@ def _residual_bytes(config: ConfigDict, task, devices: list, rows: int) -> float
   """Return the bytes of all arrays that the forward pass of some rows leaves to the backward pass."""
   config.batch_size = rows
   parts = build(config, devices)
-  prepare = getattr(parts.objective, "prepare", lambda batch: batch)
 
   def forward(arrays, batch):
     def loss(arrays):
       key = jax.random.key(0)
-      return parts.objective(params.with_arrays(parts.model, arrays), prepare(batch), key)
+      return parts.objective(params.with_arrays(parts.model, arrays), parts.objective.prepare(batch), key)
 
     with parts.rules.activate():
       return jax.vjp(loss, arrays, has_aux=True)[1]
@@ -166,7 +193,10 @@ def search(request: Request, most: int, timeout_seconds: float, tell: Callable[[
   while waiting and len(plans) < most:
     one, waiting = waiting[0], waiting[1:]
     overrides = (*kept, *one["overrides"], "accumulation_steps=1")
-    found = planned(dataclasses.replace(request, overrides=overrides), timeout_seconds)
+    try:
+      found = planned(dataclasses.replace(request, overrides=overrides), timeout_seconds)
+    except UserError as error:  # an attention core or a schedule that the axis of a mesh excludes
+      found = {"fits": False, "verdict": str(error)}
     plans.append(found | {"candidate": one["overrides"]})
     tell(f"{len(plans)} of {most}: {' '.join(one['overrides'])}: {found['verdict']}")
     alike = [other for other in waiting if _shape(other) == _shape(one)]

@@ -222,11 +222,12 @@ def test_candidates_are_ranked_by_their_bound_and_fit(monkeypatch):
   monkeypatch.setattr(search.compilation, "peak_flops", lambda device: (1e12, "made up"))
   request = dataclasses.asdict(child.Request(NANO.partition("=")[2], "v5e:2x4"))
   found = search.candidates(request)
-  ranks = [(float(f"{one['bound']:.2g}"), one["rows"]) for one in found]
+  ranks = [(float(f"{one['bound']:.2g}"), not search._sends(one), one["rows"]) for one in found]
   assert ranks == sorted(ranks, reverse=True)  # most rows among equal bounds
   assert all(one["memory"] <= chip.memory for one in found)
   meshes = {one["overrides"][0] for one in found}
   assert {'mesh={"data":8}', 'mesh={"fsdp":8}', 'mesh={"data":2,"fsdp":2,"tensor":2}'} <= meshes
+  assert {'mesh={"fsdp":4,"sequence":2}', 'mesh={"data":2,"tensor":2,"stage":2}'} <= meshes
   assert all(recipes.load(request["config"], one["overrides"]).batch_size >= 1 for one in found[:3])
   monkeypatch.setitem(hardware.CHIPS, "v5e", dataclasses.replace(chip, memory=2**14))
   with pytest.raises(UserError, match="nothing fits"):
@@ -262,6 +263,8 @@ def test_search_plans_the_best_and_ranks_what_fits(monkeypatch, capsys):
     if request.search:
       return {"candidates": listed}
     (mesh,) = [one for one in request.overrides if one.startswith("mesh")]
+    if mesh == names[2]:
+      raise UserError("told")
     assert "batch_size=16" in request.overrides and "total_steps=5" in request.overrides
     fits, seconds = plans[mesh]
     found = {"fits": fits, "verdict": "told", "model_flops": 1e12, "devices": 8, "mfu": 0.5}
