@@ -6,6 +6,7 @@ masks.
 
 from typing import Any
 
+from t5x_like.errors import UserError
 from t5x_like.inference import fill_mask, generation, strategies
 from t5x_like.inference.stops import Stops, several
 
