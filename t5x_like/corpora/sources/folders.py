@@ -9,6 +9,7 @@ then by name; hidden ones are left out. Preparation skips and counts files that 
 
 import glob
 import hashlib
+import mimetypes
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -67,9 +68,9 @@ class Source(Base):
 def _splits_inside(folder: str) -> dict[str, list[str]]:
   """Return the folders of splits in a folder that has nothing else; none if it holds classes."""
   if _archives.split(folder):
-    below = _below(folder)
+    below = [name for name in _below(folder) if "/" in name]
     inside = {name.split("/")[0]: f"{folder}/{name.split('/')[0]}" for name in below}
-    deeper = all(name.count("/") >= 2 for name in below)
+    deeper = any(name.count("/") >= 2 for name in below)
     return _by_split(inside) if deeper and {name.lower() for name in inside} <= SPLIT_WORDS.keys() else {}
   found = globs.matches(f"{glob.escape(folder)}/*")
   inside = {os.path.basename(path): path for path in found if globs.kind(path) == "directory"}
@@ -110,12 +111,17 @@ def _below(folder: str) -> list[str]:
 
 
 def _whole(folder: str) -> str:
-  """Return the only folder of an archive in place of the archive, if all its files are there."""
+  """Return the only folder of an archive in place of the archive, if all its images lie deeper."""
   if (found := _archives.split(folder)) and not found[1]:
-    tops = {name.split("/")[0] for name in _below(folder)}
-    if len(tops) == 1 and all(name.count("/") > 1 for name in _below(folder)):
+    below = [name for name in _below(folder) if name.count("/") > 1 or _is_image(name)]  # no README beside folders
+    tops = {name.split("/")[0] for name in below}
+    if len(tops) == 1 and all(name.count("/") > 1 for name in below):
       return f"{folder}/{tops.pop()}"
   return folder
+
+
+def _is_image(name: str) -> bool:
+  return (mimetypes.guess_type(name, strict=False)[0] or "").startswith("image/")
 
 
 def _read(path: str) -> bytes | None:
