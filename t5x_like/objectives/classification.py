@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from t5x_like.objectives import Base
 from t5x_like.objectives._class_losses import LABEL_LOSSES, label_losses
 from t5x_like.objectives._losses import Sums, add_auxiliary
+from t5x_like.slots import Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Objective(Base):
   outputs = {"logits": 2}
   gives = ("loss", "correct")
 
-  label_smoothing: float = 0.0
+  label_smoothing: Rate = 0.0
   loss: Literal[*LABEL_LOSSES] = "softmax"
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:

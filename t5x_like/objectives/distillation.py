@@ -14,6 +14,7 @@ from t5x_like.objectives import Base
 from t5x_like.objectives._class_losses import LABEL_LOSSES, label_losses
 from t5x_like.objectives._losses import Sums, add_auxiliary
 from t5x_like.resolution import sides
+from t5x_like.slots import Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Objective(Base):
   kind: Literal["hard", "soft"] = "hard"
   share: float = 0.5
   temperature: float = 3.0
-  label_smoothing: float = 0.0
+  label_smoothing: Rate = 0.0
   loss: Literal[*LABEL_LOSSES] = "softmax"
 
   def __post_init__(self):

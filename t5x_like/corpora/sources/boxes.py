@@ -1,8 +1,8 @@
 """`boxes:train=boxes.csv@pictures,validation=…`: images with boxes from tables; fields `image`, `objects`.
 
 A table has a header and one row per box, in cells separated by commas, or by tabs in a `.tsv` file: the name of the
-image below the directory after the `@` (by default the table's own), the class, and the edges `xmin`, `ymin`, `xmax`,
-`ymax`. Edges are pixels, or shares of the image if none in the table is above 1. An image whose row has no class has no
+image below the directory after the `@` (by default the table's own), which may lack its `.jpg`, `.jpeg` or `.png`, the
+class, and the edges `xmin`, `ymin`, `xmax`, `ymax`. Edges are pixels, or shares of the image if none in the table is above 1. An image whose row has no class has no
 objects. `objects` are as in TensorFlow datasets.
 """
 
@@ -25,6 +25,8 @@ _NAMES = {  # the columns, by the names that they have in the tables of tools
   "label": ("class", "label", "name", "category", "labelname"),
   **{edge: (edge, f"{edge[0]}_{edge[1:]}", f"bbox_{edge}") for edge in _EDGES},
 }
+
+_ENDINGS = ("", ".jpg", ".jpeg", ".png")  # of images that a table names without them, as Open Images does
 
 Row = tuple[str, list[float]]  # class, edges
 
@@ -52,9 +54,10 @@ class Source(Base):
     table = _table(path)
     shares = all(edge <= 1 for rows in table.values() for _, edges in rows for edge in edges)
     for name, rows in list(table.items())[slice(*part) if part else slice(None)]:
-      file = f"{folder}/{name}"
-      if not place(file).exists():
-        yield f"{path}, image {name}", Skip(f"no such file in {folder}")
+      tried = [f"{folder}/{name}{ending}" for ending in _ENDINGS[: 1 if os.path.splitext(name)[1] else None]]
+      file = next((file for file in tried if place(file).exists()), None)
+      if file is None:
+        yield f"{path}, image {name}", Skip(f"no such file in {folder}, which FILE@FOLDER names")
         continue
       objects = {"bbox": [edges for _, edges in rows], "label": [label for label, _ in rows]}
       try:

@@ -10,11 +10,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.slots import Condition
 
 Image = TypeVar("Image")
+Share = Annotated[float, Condition("a number from 0 to 1", lambda x: 0 <= x <= 1)]
+Range = Annotated[
+  tuple[float, ...], Condition("two numbers above 0, the smaller first", lambda x: len(x) == 2 and 0 < x[0] <= x[1])
+]
 
 
 @dataclasses.dataclass(frozen=True)

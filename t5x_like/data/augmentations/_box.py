@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from t5x_like.data.quiet_tensorflow import tf
 
 TRIES = 10
@@ -13,7 +11,7 @@ NUMBERS = 2 * TRIES + 2
 
 
 def box(
-  u_N: tf.Tensor, height: tf.Tensor, width: tf.Tensor, area: tuple[float, float], ratio: tuple[float, float]
+  u_N: tf.Tensor, height: tf.Tensor, width: tf.Tensor, area: tuple[float, ...], ratio: tuple[float, ...]
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Return the first of ten random boxes that fits, as in torchvision's `RandomResizedCrop`.
 
@@ -39,8 +37,3 @@ def box(
   y = tf.where(fitted, tf.floor(u_N[-2] * (Y - h + 1)), tf.floor((Y - h) / 2))
   x = tf.where(fitted, tf.floor(u_N[-1] * (X - w + 1)), tf.floor((X - w) / 2))
   return tf.cast(tf.stack([y, x, h, w]), tf.int32), fitted
-
-
-def pair(values: tuple) -> tuple[float, float]:
-  low, high = np.asarray(values, float)
-  return float(low), float(high)

@@ -118,7 +118,11 @@ def blur(image: tf.Tensor, sigma: tf.Tensor, radius: int = 5) -> tf.Tensor:
   """Blur by a Gaussian of standard deviation `sigma` pixels, cut off after `radius`; the border is reflected."""
   kernel = tf.nn.softmax(-(tf.range(-radius, radius + 1, dtype=tf.float32) ** 2) / (2 * sigma**2))
   channels, size = image.shape[-1], 2 * radius + 1
-  wide = tf.pad(image, [[radius, radius], [radius, radius], [0, 0]], "SYMMETRIC")[None]
+  for axis in (0, 1):  # also of an image smaller than the radius, whose reflection is reflected again
+    n = tf.shape(image)[axis]
+    place = tf.range(-radius, n + radius) % (2 * n)
+    image = tf.gather(image, tf.minimum(place, 2 * n - 1 - place), axis=axis)
+  wide = image[None]
   for shape in ((size, 1), (1, size)):
     filters = tf.tile(tf.reshape(kernel, (*shape, 1, 1)), [1, 1, channels, 1])
     wide = tf.nn.depthwise_conv2d(wide, filters, [1, 1, 1, 1], "VALID")

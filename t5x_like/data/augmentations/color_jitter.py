@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from t5x_like.data.augmentations import Augmentation, _pixels
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.slots import NotNegative
 
 
-def make(*, brightness: float = 0.3, contrast: float = 0.3, saturation: float = 0.3) -> Augmentation:
+def make(*, brightness: NotNegative = 0.3, contrast: NotNegative = 0.3, saturation: NotNegative = 0.3) -> Augmentation:
   """Make the change; a strength s draws a factor between 1 - s (but at least 0) and 1 + s."""
   steps = ((_pixels.brightness, brightness), (_pixels.contrast, contrast), (_pixels.saturation, saturation))
 

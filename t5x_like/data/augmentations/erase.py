@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from t5x_like.data.augmentations import Augmentation, _box, _pixels, cut
+from t5x_like.data.augmentations import Augmentation, Range, Share, _box, _pixels, cut
 from t5x_like.data.quiet_tensorflow import tf
 
 
 def make(
-  mean: tuple,
-  std: tuple,
-  *,
-  probability: float = 0.25,
-  area: tuple[float, ...] = (0.02, 1 / 3),
-  ratio: tuple[float, ...] = (0.3, 3.3),
+  mean: tuple, std: tuple, *, probability: Share = 0.25, area: Range = (0.02, 1 / 3), ratio: Range = (0.3, 3.3)
 ) -> Augmentation:
   """Make the erasure; the noise has the images' mean and deviation.
 
@@ -23,7 +18,7 @@ def make(
 
   def erased(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
     size_2 = tf.shape(image_YXC)[:2]
-    box_4, fitted = _box.box(u_N[1 : 1 + _box.NUMBERS], size_2[0], size_2[1], _box.pair(area), _box.pair(ratio))
+    box_4, fitted = _box.box(u_N[1 : 1 + _box.NUMBERS], size_2[0], size_2[1], area, ratio)
     box_4 *= tf.cast(fitted, tf.int32)  # an empty box where none fits
     old = cut(image_YXC, box_4)
     noise = tf.random.stateless_normal(tf.shape(old), tf.cast(u_N[-2:] * 2.0**24, tf.int32))

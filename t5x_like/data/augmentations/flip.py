@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from t5x_like.data.augmentations import Augmentation
+from t5x_like.data.augmentations import Augmentation, Share
 from t5x_like.data.quiet_tensorflow import tf
 
 
-def make(*, probability: float = 0.5) -> Augmentation:
+def make(*, probability: Share = 0.5) -> Augmentation:
   def apply(image_YXC: tf.Tensor, u_1: tf.Tensor) -> tf.Tensor:
     return tf.cond(u_1[0] < probability, lambda: tf.reverse(image_YXC, [1]), lambda: image_YXC)
 

@@ -7,12 +7,13 @@ magnitude, each is left out half of the time, and each has a magnitude of its ow
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import numpy as np
 
-from t5x_like.data.augmentations import Augmentation, _pixels
+from t5x_like.data.augmentations import Augmentation, Share, _pixels
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.slots import NotNegative, Positive
+from t5x_like.slots import Condition, NotNegative, Positive
 
 NAMES = (
   "auto_contrast equalize invert rotate posterize solarize solarize_add color contrast brightness sharpness shear_x"
@@ -20,6 +21,7 @@ NAMES = (
 ).split()
 NUMBERS = 4  # random numbers of one change
 _HIGHEST = 10.0
+Magnitude = Annotated[float, Condition("a number from 0 to 10", lambda x: 0 <= x <= _HIGHEST)]
 
 
 def drawn(
@@ -82,12 +84,7 @@ def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[flo
 
 
 def make(
-  mean: tuple,
-  *,
-  ops: Positive = 2,
-  magnitude: NotNegative = 9.0,
-  deviation: NotNegative = 0.5,
-  probability: NotNegative = 0.5,
+  mean: tuple, *, ops: Positive = 2, magnitude: Magnitude = 9.0, deviation: NotNegative = 0.5, probability: Share = 0.5
 ) -> Augmentation:
   """Make `ops` random changes, of which one may occur twice.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from t5x_like.data.augmentations import Augmentation, _box, _pixels, _resize
+from t5x_like.data.augmentations import Augmentation, Range, _box, _pixels, _resize
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.resolution import Resolution, sides
 
@@ -12,8 +12,8 @@ from t5x_like.resolution import Resolution, sides
 def make(
   resolution: Resolution,
   *,
-  area: tuple[float, ...] = (0.08, 1.0),
-  ratio: tuple[float, ...] = (3 / 4, 4 / 3),
+  area: Range = (0.08, 1.0),
+  ratio: Range = (3 / 4, 4 / 3),
   method: Literal["bilinear", "bicubic"] = "bicubic",
 ) -> Augmentation:
   """Make the crop.
@@ -25,7 +25,7 @@ def make(
   """
 
   def box(size_2: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
-    return _box.box(u_N, size_2[0], size_2[1], _box.pair(area), _box.pair(ratio))[0]
+    return _box.box(u_N, size_2[0], size_2[1], area, ratio)[0]
 
   def apply(part_YXC: tf.Tensor, _) -> tf.Tensor:
     return _pixels.clipped(_resize.resized(part_YXC, sides(resolution), method))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from t5x_like.data.augmentations import Augmentation
+from typing import Annotated
+
+from t5x_like.data.augmentations import Augmentation, Share
 from t5x_like.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.slots import Positive
+from t5x_like.slots import Condition, Positive
 
+Sides = Annotated[
+  tuple[Positive, ...], Condition("two numbers above 0, the smaller first", lambda n: len(n) == 2 and n[0] <= n[1])
+]
 _LONGEST = 4  # times the shorter side; the few longer images would take gigabytes
 
 
 def make(
   *,
-  probability: float = 0.5,
+  probability: Share = 0.5,
   shortest: tuple[Positive, ...] = (400, 500, 600),
-  sides: tuple[Positive, ...] = (384, 600),
+  sides: Sides = (384, 600),
   centres: bool = False,
 ) -> Augmentation[Boxed]:
   """Make the crop: the image is resized, then each side of the part has a random length.

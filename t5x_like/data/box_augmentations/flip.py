@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from t5x_like.data.augmentations import Augmentation
+from t5x_like.data.augmentations import Augmentation, Share
 from t5x_like.data.box_augmentations import Boxed
 from t5x_like.data.quiet_tensorflow import tf
 
 
-def make(*, probability: float = 0.5) -> Augmentation[Boxed]:
+def make(*, probability: Share = 0.5) -> Augmentation[Boxed]:
   def apply(boxed: Boxed, u_1: tf.Tensor) -> Boxed:
     image_YXC, boxes_M4, real_M = boxed
     y0, x0, y1, x1 = tf.unstack(boxes_M4, axis=1)

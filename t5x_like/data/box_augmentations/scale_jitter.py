@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from t5x_like.data.augmentations import Augmentation
+from t5x_like.data.augmentations import Augmentation, Range
 from t5x_like.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.quiet_tensorflow import tf
 
 
-def make(resolution: int, *, scale: tuple[float, ...] = (0.1, 2.0), centres: bool = True) -> Augmentation[Boxed]:
+def make(resolution: int, *, scale: Range = (0.1, 2.0), centres: bool = True) -> Augmentation[Boxed]:
   """Make the jitter; `scale` is the range of the longer side as a share of the resolution, `centres` as in `crop`."""
   low, high = scale
 

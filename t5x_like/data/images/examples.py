@@ -171,6 +171,8 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
     }
     return {name: made[name] for name in features}
 
+  # The turns of `tf.map_fn` run side by side, and cost as much CPU time as a dataset of single images would:
+  # docs/explanation/exact-resume.md, "The pipeline".
   def augmented(index_B: tf.Tensor, draws: Draws) -> tf.Tensor:
     def one(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
       data, u_N = row
@@ -294,5 +296,9 @@ def of_channels(name: str, values: tuple, channels: int) -> tuple[float, ...]:
   if len(values) not in (1, channels) or not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
     raise UserError(
       f"config.task.{name}: found {list(values)}, expected one number, or one for each of {channels} channels"
+    )
+  if name == "mean" and not 0 <= min(values) <= max(values) <= 1:
+    raise UserError(
+      f"config.task.mean: found {list(values)}, expected numbers from 0 to 1; divide those of bytes by 255"
     )
   return tuple(float(v) for v in values) * (channels // len(values))

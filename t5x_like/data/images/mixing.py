@@ -13,8 +13,9 @@ import numpy as np
 from scipy import special
 
 from t5x_like.data import random
-from t5x_like.data.augmentations import cut
+from t5x_like.data.augmentations import Share, cut
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.slots import NotNegative
 
 NUMBERS = 5
 _TABLE = 4096
@@ -31,10 +32,10 @@ class Mixing:
     switch: probability of CutMix where both are on.
   """
 
-  mixup: float = 0.0
-  cutmix: float = 0.0
-  probability: float = 1.0
-  switch: float = 0.5
+  mixup: NotNegative = 0.0
+  cutmix: NotNegative = 0.0
+  probability: Share = 1.0
+  switch: Share = 0.5
 
   def wanted(self, u_BN: tf.Tensor) -> tf.Tensor:
     """Return whether images are mixed, bool [B], from their random numbers, float32 [B, NUMBERS] in [0, 1)."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.ndimage
 import scipy.stats
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
@@ -46,6 +47,12 @@ def test_pixels_are_those_of_pillow(name):
   expected = np.asarray(theirs(PILLOW)).astype(np.float32)
   assert np.abs(found - expected).max() <= levels + 0.5
   assert np.abs(found - PHOTO[: len(found), : found.shape[1]]).max() > 10
+
+
+def test_an_image_smaller_than_the_blur_is_reflected_again():
+  small = PHOTO[:1, :3].astype(np.float32)
+  expected = scipy.ndimage.gaussian_filter(small, (1.5, 1.5, 0), mode="reflect", radius=(5, 5, 0))
+  np.testing.assert_allclose(_pixels.blur(tf.constant(small), 1.5), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -255,7 +255,7 @@ def test_boxes_from_a_table_are_those_of_voc(tmp_path):
   assert ours.num_examples == 2 and ours.classes == ("cell", "dot") and ours.boxes.ends.tolist() == [2, 2]
   np.testing.assert_allclose(ours.boxes.boxes, theirs.boxes, atol=1e-6)
   np.testing.assert_allclose(ours.boxes.areas, theirs.areas, rtol=1e-5)
-  shares = [f"a.png\t{name}\t{x0 / X}\t{x1 / X}\t{y0 / Y}\t{y1 / Y}" for name, (y0, x0, y1, x1) in GOOD]
+  shares = [f"a\t{name}\t{x0 / X}\t{x1 / X}\t{y0 / Y}\t{y1 / Y}" for name, (y0, x0, y1, x1) in GOOD]
   header = "ImageID\tLabelName\tXMin\tXMax\tYMin\tYMax"
   other = built(tabled(tmp_path / "two", shares, header, "boxes.tsv"), tmp_path)
   np.testing.assert_allclose(other.boxes.boxes, theirs.boxes, atol=1e-6)

@@ -85,7 +85,8 @@ def test_a_zip_archive_of_folders_is_its_folders(top, tmp_path):
   images = {f"{split}/{name}/{split}.png": encoded(NOISE) for split in ("train", "val") for name in ("cat", "dog")}
   plain = open_source(folders(tmp_path / "pets", images))
   with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:
-    for name, data in {**images, "train/cat/.DS_Store": b"?", "__MACOSX/train/cat/x.png": b"?"}.items():
+    aside = {"train/cat/.DS_Store": b"?", "__MACOSX/train/cat/x.png": b"?", "README.md": b"?", "train/labels.csv": b"?"}
+    for name, data in {**images, **aside}.items():
       archive.writestr(f"{top}{name}" if not name.startswith("__") else name, data)
   source = f"folders:{tmp_path}/pets.zip"
   opened = open_source(source)
@@ -372,7 +373,16 @@ def test_bad_arguments_are_one_line(tmp_path):
     ({"augmentations": ({"name": "flip", "rate": 1},)}, "config.task.augmentations.rate: unknown key"),
     ({"crop": 0.0}, "config.task.crop: found 0.0"),
     ({"std": (0.5, 0.5)}, "config.task.std: found .0.5, 0.5., expected one number, or one for each of 3 channels"),
+    ({"mean": (123.7, 116.3, 103.5)}, "config.task.mean: .*divide those of bytes by 255"),
     ({"mixing": {"mixup": 0.1, "alpha": 2}}, "config.task.mixing.alpha: unknown key"),
+    ({"mixing": {"mixup": -1.0}}, "config.task.mixing.mixup: found -1.0 .*expected a number, at least 0"),
+    (
+      {"augmentations": ({"name": "erase", "probability": 2},)},
+      "augmentations.probability: found 2 .*a number from 0 to 1",
+    ),
+    ({"augmentations": ({"name": "random_resized_crop", "area": (1.0, 0.1)},)}, "area: .*two numbers above 0, the"),
+    ({"augmentations": ({"name": "random_resized_crop", "ratio": (0, 1)},)}, "ratio: .*two numbers above 0, the small"),
+    ({"augmentations": ({"name": "randaugment", "magnitude": 50},)}, "magnitude: found 50 .*a number from 0 to 10"),
     ({"split": "validation"}, "found no split 'validation'"),
     ({"label_field": None}, "config.task.label_field: found None, expected the field of the class"),
   ):
