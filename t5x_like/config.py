@@ -140,6 +140,7 @@ class OptimizerMemory:
 
   offload: bool = False  # keeps the optimizer's arrays in the hosts' memory
   ema: slots.Rate = 0.0  # decay of a moving average of the weights, kept beside them; 0 for none
+  ema_warmup: bool = False  # shortens the average early in a run, as timm does
   schedule_free: slots.Rate = 0.0  # b1 of schedule-free learning, whose average takes the place of a decay; 0 for none
   use_ema: bool = True  # evaluations, predictions, exports and other runs take the average
 

@@ -36,7 +36,7 @@ def added(optimizer: optax.GradientTransformation, schedule: Schedule, values) -
     UserError: it asks for two, or for `schedule_free` beside momentum.
   """
   if not (b1 := values.get("schedule_free")):
-    return averaging(optimizer, values.ema) if values.get("ema") else optimizer
+    return averaging(optimizer, values.ema, values.ema_warmup) if values.get("ema") else optimizer
   for key in ("ema", "b1", "momentum"):
     if values.get(key):
       raise UserError(
@@ -46,8 +46,14 @@ def added(optimizer: optax.GradientTransformation, schedule: Schedule, values) -
   return schedule_free(optimizer, schedule, b1)
 
 
-def averaging(optimizer: optax.GradientTransformation, decay: float) -> optax.GradientTransformationExtraArgs:
-  """Return the optimizer; it also keeps `mean = decay * mean + (1 - decay) * new weights`, from the first on."""
+def averaging(
+  optimizer: optax.GradientTransformation, most: float, warmup: bool = False
+) -> optax.GradientTransformationExtraArgs:
+  """Return the optimizer; it also keeps `mean = decay * mean + (1 - decay) * new weights`, from the first on.
+
+  The decay is `most`; with `warmup`, at most `1 - (1 + n)^(-2/3)` after n updates (timm's `ModelEmaV3`), so the first
+  weights leave no trace, and the mean is over the last n^(2/3) updates.
+  """
 
   def init(params: Named) -> EmaState:
     return EmaState(optimizer.init(params), jnp.zeros([], jnp.int32), jax.tree.map(jnp.copy, params))
@@ -56,6 +62,7 @@ def averaging(optimizer: optax.GradientTransformation, decay: float) -> optax.Gr
     updates, inner = optimizer.update(grads, state.inner_state, params, **extra)
     before = jax.tree.map(lambda m, p: jnp.where(state.count == 0, p, m), state.mean, params)  # weights may be loaded
     new = optax.apply_updates(params, updates)
+    decay = jnp.minimum(most, 1.0 - (1.0 + state.count) ** (-2 / 3)) if warmup else most
     mean = jax.tree.map(lambda m, p: decay * m + (1.0 - decay) * p, before, new)
     return updates, EmaState(inner, optax.safe_increment(state.count), mean)
 

@@ -36,6 +36,18 @@ def test_the_mean_begins_at_the_weights_and_skips_refused_updates_and_frozen_par
   assert int(named["ema/count"]) == 2 and "ema/mean/b" not in named
 
 
+def test_a_warm_up_forgets_the_first_weights_as_timms_does():
+  optimizer = ema.averaging(OPTIMIZERS["sgd"](lambda step: 1.0), 0.7, warmup=True)
+  arrays, mean = {"a": jnp.array([9.0])}, None
+  state = optimizer.init(arrays)
+  for n in range(12):
+    updates, state = optimizer.update({"a": jnp.array([1.0])}, state, arrays, step=jnp.int32(n))
+    arrays = {"a": arrays["a"] + updates["a"]}
+    decay = min(0.7, 1 - (1 + n) ** (-2 / 3))  # `ModelEmaV3.get_decay(n + 1)`
+    mean = float(arrays["a"][0]) if n == 0 else decay * mean + (1 - decay) * float(arrays["a"][0])
+    assert float(to_named(state)["ema/mean/a"][0]) == pytest.approx(mean, rel=1e-6)
+
+
 def run(workdir, cache, *flags) -> int:
   usual = ["--config.optimizer.ema=0.5", f"--config.task.cache={cache}", "--config.schedule.total_steps=3"]
   steps = ["--config.total_steps=3", "--config.eval_every=3", '--config.checkpoint={"every": 1, "keep_last": 3}']

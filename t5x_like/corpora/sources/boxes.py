@@ -2,8 +2,8 @@
 
 A table has a header and one row per box, in cells separated by commas, or by tabs in a `.tsv` file: the name of the
 image below the directory after the `@` (by default the table's own), which may lack its `.jpg`, `.jpeg` or `.png`, the
-class, and the edges `xmin`, `ymin`, `xmax`, `ymax`. Edges are pixels, or shares of the image if none in the table is above 1. An image whose row has no class has no
-objects. `objects` are as in TensorFlow datasets.
+class, and the edges `xmin`, `ymin`, `xmax`, `ymax`. Edges are pixels, or shares of the image if none in the table is
+above 1. An image whose row has no class has no objects. `objects` are as in TensorFlow datasets.
 """
 
 import csv
