@@ -75,12 +75,17 @@ def check(run: Trained, vocabulary: vocabularies.Vocabulary | None = None) -> No
 
 
 def _check_classes(run: Trained, vocabulary: vocabularies.Vocabulary) -> None:
-  """Tell how to use data of some of a run's classes; raise UserError."""
+  """Tell of data of other classes than a run's, of some of them, or in another order; raise UserError."""
   ours = getattr(vocabulary, "names", ())
   if not ours or vocabulary.fingerprint == workdirs.vocabulary_print(run.identity):
     return
   theirs = getattr(vocabularies.load(vocabulary_at(run.workdir, run.identity)), "names", ())
-  if set(ours) < set(theirs):
+  if foreign := [name for name in ours if theirs and name not in theirs]:
+    raise UserError(
+      f"config.task: found data of the class {foreign[0]!r}, but {run.workdir} learned {', '.join(theirs[:8])}; take"
+      " data of these, under their names"
+    )
+  if theirs:
     raise UserError(
       f"config.task: found data of {len(ours)} classes, {', '.join(ours[:8])}, but {run.workdir} learned {len(theirs)};"
       f" name all of them, --config.task.classes='{json.dumps(theirs)}'"

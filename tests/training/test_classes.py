@@ -76,5 +76,7 @@ def test_data_of_some_of_a_runs_classes_are_told_how_to_be_used(tmp_path):
   opening.check(run, LabelVocabulary(NAMES))
   with pytest.raises(UserError, match="learned 3; name all of them, --config.task.classes=...cat., .dog., .owl...$"):
     opening.check(run, LabelVocabulary(("cat", "owl")))
-  with pytest.raises(UserError, match="holds a run of another config"):
+  with pytest.raises(UserError, match="learned 3; name all of them"):
+    opening.check(run, LabelVocabulary(NAMES[::-1]))
+  with pytest.raises(UserError, match="data of the class 'yak', but .* learned cat, dog, owl; take data of these"):
     opening.check(run, LabelVocabulary(("cat", "yak")))
