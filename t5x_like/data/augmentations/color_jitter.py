@@ -1,6 +1,9 @@
-"""Brightness, contrast and saturation, each by a random factor."""
+"""Brightness, contrast and saturation, each by a random factor, in a random order, as torchvision has it."""
 
 from __future__ import annotations
+
+import functools
+import itertools
 
 from t5x_like.data.augmentations import Augmentation, _pixels
 from t5x_like.data.quiet_tensorflow import tf
@@ -11,10 +14,17 @@ def make(*, brightness: NotNegative = 0.3, contrast: NotNegative = 0.3, saturati
   """Make the change; a strength s draws a factor between 1 - s (but at least 0) and 1 + s."""
   steps = ((_pixels.brightness, brightness), (_pixels.contrast, contrast), (_pixels.saturation, saturation))
 
-  def apply(image_YXC: tf.Tensor, u_3: tf.Tensor) -> tf.Tensor:
-    for number, (change, strength) in enumerate(steps):
+  orders = list(itertools.permutations(range(len(steps))))
+
+  def changed(image_YXC: tf.Tensor, u_4: tf.Tensor, order: tuple[int, ...]) -> tf.Tensor:
+    for number in order:
+      change, strength = steps[number]
       low = max(0.0, 1.0 - strength)
-      image_YXC = change(image_YXC, low + u_3[number] * (1.0 + strength - low))
+      image_YXC = change(image_YXC, low + u_4[number] * (1.0 + strength - low))
     return image_YXC
 
-  return Augmentation(3, apply)
+  def apply(image_YXC: tf.Tensor, u_4: tf.Tensor) -> tf.Tensor:
+    made = [functools.partial(changed, image_YXC, u_4, order) for order in orders]
+    return tf.ensure_shape(tf.switch_case(tf.cast(u_4[3] * len(orders), tf.int32), made), image_YXC.shape)
+
+  return Augmentation(4, apply)

@@ -1,5 +1,7 @@
 """Augmentations against Pillow's arithmetic, and what mixing and boxes promise."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.ndimage
@@ -53,6 +55,18 @@ def test_an_image_smaller_than_the_blur_is_reflected_again():
   small = PHOTO[:1, :3].astype(np.float32)
   expected = scipy.ndimage.gaussian_filter(small, (1.5, 1.5, 0), mode="reflect", radius=(5, 5, 0))
   np.testing.assert_allclose(_pixels.blur(tf.constant(small), 1.5), expected, rtol=1e-5)
+
+
+def test_colours_change_in_every_order():
+  changes = slots.make("x", {"name": "color_jitter", "brightness": 0.9, "contrast": 0.9}, augmentations, "make")
+  factors, steps = (1.5, 0.6, 1.2), (_pixels.brightness, _pixels.contrast, _pixels.saturation)
+  u = [(factors[0] - 0.1) / 1.8, (factors[1] - 0.1) / 1.8, (factors[2] - 0.7) / 0.6]
+  for number, order in enumerate(itertools.permutations(range(3))):
+    expected = tf.constant(PHOTO, tf.float32)
+    for n in order:
+      expected = steps[n](expected, factors[n])
+    found = changes(tf.constant(PHOTO, tf.float32), tf.constant([*u, (number + 0.5) / 6]))
+    np.testing.assert_allclose(found, expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
