@@ -3,10 +3,11 @@
   python -m t5x_like.train --config=configs/vit/base.py --workdir=runs/vit_b16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-300 epochs of 1,281,167 images at batch 4096, parts of the images at 224 x 224 and their mirror images; Adam up to 3e-3
-over 10,000 steps and down a cosine to 0, decay 0.3, dropout 0.1, gradients clipped to norm 1, kernels of Xavier's
-deviation (models_vit.py of google-research/vision_transformer; normal here, uniform there). `:large` and `:huge` are
-ViT-L/16 and ViT-H/14, `:hybrid` is R50+ViT-B/16, whose patches are cells of a ResNet's map. Another resolution:
+300 epochs of 1,281,167 images at batch 4096, parts of 5 to 100 % of the images at 224 x 224, bilinear, and their mirror
+images; Adam up to 3e-3 over 10,000 steps and down a cosine to 0, decay 0.3, dropout 0.1, gradients clipped to norm 1,
+kernels of Xavier's deviation (parts and kernels are of google-research/vision_transformer; the kernels are normal here,
+uniform there). `:large` and `:huge` are ViT-L/16 and ViT-H/14, `:hybrid` is R50+ViT-B/16, whose patches are cells of a
+ResNet's map. Another resolution:
 --config.init.workdir=runs/vit_b16 --config.model.resolution=384 --config.task.resolution=384. Expected of B/16 after
 fine-tuning at 384: 77.9 % top-1 (table 5). 32 chips of TPU v3 or more. Not run at full size here.
 
@@ -34,7 +35,7 @@ def get_config(size: Literal["base", "large", "huge", "hybrid"] = "base"):
     "name": "image_classification",
     "source": "folders:train=imagenet/train,validation=imagenet/val",
     "resolution": 224,
-    "augmentations": ("random_resized_crop", "flip"),
+    "augmentations": ({"name": "random_resized_crop", "area": (0.05, 1.0), "method": "bilinear"}, "flip"),
   }
   config.objective = {"name": "classification"}
   config.batch_size = 4096
