@@ -28,6 +28,7 @@
     coco:train=instances_train2017.json,…           images with boxes, COCO's JSON; `image`, `objects`
     boxes:train=boxes.csv@pictures,…                images with boxes, a row of a table for each; `image`, `objects`
     objects:[SIDE@]voc:VOC2012                      each object of one of these as a labelled image; `image`, `label`
+    held_out:10@folders:photos                      one without `validation`, which gets one in 10 records of `train`
     digit_scenes                                    tiny images with boxes, composed of `digits`; `image`, `objects`
     digits                                          1,797 tiny images that come with scikit-learn; `image`, `label`
     docstrings                                      the embedded corpus, built on first use
@@ -182,7 +183,7 @@ def check_split(source: Source, split: str) -> None:
   if split not in source.splits:
     raise UserError(
       f"source {source.name}: found no split {split!r}, expected one of {', '.join(source.splits)}"
-      f"{did_you_mean(split, source.splits)}"
+      f"{did_you_mean(split, source.splits)}{'; held_out:10@SOURCE takes it out of train' * (split == 'validation')}"
     )
 
 

@@ -1,0 +1,67 @@
+"""`held_out:N@SOURCE`: the records of a source without a validation split, one in N of `train` held out for it.
+
+The bytes of a record's image, or the whole record, decide by their SHA-256. So every class and every file loses its
+share, equal images stay together, and neither the order of records nor their place matters. Of `objects:`, hold the
+photographs out, `objects:held_out:10@voc:DIR`: squares of one photograph would lie in both splits.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.corpora.sources import Record, Skip, check_split, open_source
+from t5x_like.corpora.sources._derived import Derived
+from t5x_like.errors import UserError
+
+_WHOLE, _PART = "train", "validation"
+
+
+class Source(Derived):
+  """The splits of another source, its `train` divided into `train` and `validation`."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    number, _, inner = rest.partition("@")
+    if not (number.isascii() and number.isdecimal() and int(number) > 1 and inner):
+      raise UserError(f"source held_out:{rest}: expected held_out:N@SOURCE, N from 2, such as held_out:10@folders:DIR")
+    self._number, self._inner = int(number), open_source(inner, fields=fields, data_dir=data_dir)
+    check_split(self._inner, _WHOLE)
+    if _PART in self._inner.splits:
+      raise UserError(f"source held_out:{rest}: {inner} has a split {_PART!r}, so leave held_out:{number}@ out")
+    self._own = {"form": "held_out.v1", "number": self._number}
+    self.name, self.splits = self._inner.name, (_WHOLE, _PART, *(s for s in self._inner.splits if s != _WHOLE))
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    return self._inner.classes(field)
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    for where, record in self._inner.records(_of(split), part):
+      if split == _of(split) != _WHOLE or self._held(record) == (split == _PART):
+        yield where, record
+
+  def _held(self, record: Record | Skip) -> bool:
+    if isinstance(record, Skip):
+      return False
+    values = sorted(record.items())
+    data = next((value for _, value in values if isinstance(value, bytes)), None) or repr(values).encode()
+    return int.from_bytes(hashlib.sha256(data).digest()[:8]) % self._number == 0
+
+  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
+    return super().parts(_of(split), part_bytes)
+
+  def part_size(self, split: str, part: tuple[int, int]) -> int:
+    return super().part_size(_of(split), part)
+
+  def changed(self, split: str) -> list[int | None]:
+    return super().changed(_of(split))
+
+  def part_facts(self, split: str, field: str, part: tuple[int, int]) -> Any:
+    inner = super().part_facts(_of(split), field, part)
+    return inner and [split, *inner]
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    return super().split_facts(_of(split)) | {"split": split}
+
+
+def _of(split: str) -> str:
+  """Return the split of the other source that has the records of a split."""
+  return _WHOLE if split == _PART else split
