@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import zipfile
 
 import numpy as np
@@ -134,31 +133,6 @@ def test_folders_of_splits_beside_others_are_not_taken_for_classes(tmp_path):
   ):
     open_source(source)
   assert open_source(source.replace(":", ":train=")).classes("label") == ("Val", "devkit", "train")
-
-
-def test_a_validation_split_is_held_out_by_content(tmp_path):
-  pixels = np.random.default_rng(0).integers(0, 256, (80, 4, 4, 3)).astype(np.uint8)
-  files = {f"{'ab'[n % 2]}/{n}.png": encoded(Image.fromarray(one)) for n, one in enumerate(pixels)}
-  plain, moved = (
-    folders(tmp_path / "pets", files),
-    folders(tmp_path / "x" / "pets", {f"b/z{n}": files[n] for n in files}),
-  )
-  opened, other = (open_source(f"held_out:4@{source}") for source in (plain, moved))
-  assert opened.splits == ("train", "validation") and opened.classes("label") == ("a", "b") and opened.name == "pets"
-  found = {split: [one["image"] for _, one in opened.records(split)] for split in opened.splits}
-  assert sorted(found["train"] + found["validation"]) == sorted(files.values()) and 10 < len(found["validation"]) < 32
-  assert {one["image"] for _, one in other.records("validation")} == set(found["validation"])
-  assert {label for _, one in opened.records("validation") for label in one["label"]} == {"a", "b"}
-  made = {split: built(f"held_out:4@{plain}", tmp_path, split=split) for split in opened.splits}
-  assert {split: one.num_examples for split, one in made.items()} == {split: len(ones) for split, ones in found.items()}
-  with pytest.raises(
-    UserError, match="found no split 'validation', expected one of train; held_out:10@SOURCE takes it"
-  ):
-    built(plain, tmp_path, split="validation")
-  with pytest.raises(UserError, match="has a split 'validation', so leave held_out:2@ out"):
-    open_source(f"held_out:2@held_out:4@{plain}")
-  with pytest.raises(UserError, match="expected held_out:N@SOURCE, N from 2"):
-    open_source(f"held_out:1@{plain}")
 
 
 def test_the_first_images_of_a_split_are_a_split(tmp_path):
@@ -419,16 +393,3 @@ def test_bad_arguments_are_one_line(tmp_path):
   (tmp_path / "pictures" / "a" / "x.png").write_bytes(b"?")
   with pytest.raises(UserError, match="found 0 images, 1 records skipped .not a readable image., expected at least"):
     built(source, tmp_path)
-
-
-def test_classes_are_saved_and_read_again(tmp_path):
-  from t5x_like import vocabularies
-  from t5x_like.vocabularies.kinds.labels import LabelVocabulary
-
-  names = LabelVocabulary(("cat", "dög"))
-  names.save(tmp_path / "v")
-  again = vocabularies.load(str(tmp_path / "v"))
-  assert (again.names, again.size, again.fingerprint) == (names.names, 2, names.fingerprint)
-  (tmp_path / "v" / "labels.json").write_text(json.dumps(["cat"]))
-  with pytest.raises(UserError, match="is damaged"):
-    vocabularies.load(str(tmp_path / "v"))

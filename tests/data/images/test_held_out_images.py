@@ -1,0 +1,50 @@
+"""A split held out of a source of images, and the names of classes on disk."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from t5x_like.corpora.sources import open_source
+from t5x_like.errors import UserError
+from tests.data.images.test_images import built
+from tests.image_files import encoded, folders
+
+
+def test_a_validation_split_is_held_out_by_content(tmp_path):
+  pixels = np.random.default_rng(0).integers(0, 256, (80, 4, 4, 3)).astype(np.uint8)
+  files = {f"{'ab'[n % 2]}/{n}.png": encoded(Image.fromarray(one)) for n, one in enumerate(pixels)}
+  plain, moved = (
+    folders(tmp_path / "pets", files),
+    folders(tmp_path / "x" / "pets", {f"b/z{n}": files[n] for n in files}),
+  )
+  opened, other = (open_source(f"held_out:4@{source}") for source in (plain, moved))
+  assert opened.splits == ("train", "validation") and opened.classes("label") == ("a", "b") and opened.name == "pets"
+  found = {split: [one["image"] for _, one in opened.records(split)] for split in opened.splits}
+  assert sorted(found["train"] + found["validation"]) == sorted(files.values()) and 10 < len(found["validation"]) < 32
+  assert {one["image"] for _, one in other.records("validation")} == set(found["validation"])
+  assert {label for _, one in opened.records("validation") for label in one["label"]} == {"a", "b"}
+  made = {split: built(f"held_out:4@{plain}", tmp_path, split=split) for split in opened.splits}
+  assert {split: one.num_examples for split, one in made.items()} == {split: len(ones) for split, ones in found.items()}
+  with pytest.raises(
+    UserError, match="found no split 'validation', expected one of train; held_out:10@SOURCE takes it"
+  ):
+    built(plain, tmp_path, split="validation")
+  with pytest.raises(UserError, match="has a split 'validation', so leave held_out:2@ out"):
+    open_source(f"held_out:2@held_out:4@{plain}")
+  with pytest.raises(UserError, match="expected held_out:N@SOURCE, N from 2"):
+    open_source(f"held_out:1@{plain}")
+
+
+def test_classes_are_saved_and_read_again(tmp_path):
+  from t5x_like import vocabularies
+  from t5x_like.vocabularies.kinds.labels import LabelVocabulary
+
+  names = LabelVocabulary(("cat", "dög"))
+  names.save(tmp_path / "v")
+  again = vocabularies.load(str(tmp_path / "v"))
+  assert (again.names, again.size, again.fingerprint) == (names.names, 2, names.fingerprint)
+  (tmp_path / "v" / "labels.json").write_text(json.dumps(["cat"]))
+  with pytest.raises(UserError, match="is damaged"):
+    vocabularies.load(str(tmp_path / "v"))
