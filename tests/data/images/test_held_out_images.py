@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from image_files import encoded, folders
 from t5x_like.corpora.sources import open_source
+from t5x_like.data import task
 from t5x_like.errors import UserError
-from tests.data.images.test_images import built
-from tests.image_files import encoded, folders
+
+
+def built(source, folder, **arguments):
+  return task.build("image_classification", source=source, resolution=8, cache=str(folder / "cache"), **arguments)
 
 
 def test_a_validation_split_is_held_out_by_content(tmp_path):
