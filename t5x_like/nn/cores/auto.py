@@ -1,13 +1,13 @@
 """Choose the core for the platform, the lengths and the features of a call. No other place decides this.
 
-| platform | up to SHORT logits a head | more | more, with features that the kernel lacks |
-|---|---|---|---|
-| TPU | fused | splash | fused, as far as it goes, or chunked |
-| GPU | dense | cudnn | chunked |
-| CPU | dense | chunked | chunked |
+| platform | below LEAST logits a head | up to SHORT | more | more, with features that the kernel lacks |
+|---|---|---|---|---|
+| TPU | short | fused | splash | fused, as far as it goes, or chunked |
+| GPU | dense | dense | cudnn | chunked |
+| CPU | dense | dense | chunked | chunked |
 
-Up to SHORT logits, the dense core computes what the kernel refuses, and on TPU less than LEAST, such as windows of 49.
-Positions that depend on the query (Shaw) always go to it. All these cores compute the same function.
+Up to SHORT logits, the dense core computes what the kernel refuses. Positions that depend on the query (Shaw) always go
+to it. All these cores compute the same function.
 """
 
 import jax
@@ -21,11 +21,11 @@ from t5x_like.parallel.constrain import platform, ways
 
 SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix product is faster than a loop over blocks
 
-# By platform: the kernels, imported only where they are chosen, from LEAST to SHORT logits a head and beyond.
-_KERNELS, LEAST = {"tpu": (("fused",), ("splash", "fused")), "gpu": ((), ("cudnn",))}, 2**13
+# By platform: the kernels, imported only where they are chosen, below LEAST logits a head, up to SHORT, and beyond.
+_KERNELS, LEAST = {"tpu": (("short",), ("fused",), ("splash", "fused")), "gpu": ((), (), ("cudnn",))}, 2**13
 
 # "auto", and the cores that compute the same function.
-EXACT = ("auto", "dense", "fused", "chunked", "ring", "splash", "cudnn")
+EXACT = ("auto", "dense", "short", "fused", "chunked", "ring", "splash", "cudnn")
 
 
 class Auto(Core):
@@ -38,8 +38,8 @@ class Auto(Core):
     """Choose the core for a call with these queries [B, T, N, H] and keys [B, S, K, H]."""
     logits = q.shape[1] * k.shape[1]
     placed = not (mask.causal or mask.window is not None) or (mask.aligned and ways("length") == 1)
-    names = _KERNELS.get(platform(), ((), ()))[logits > SHORT]
-    for kernel in map(_core, names if logits >= LEAST and (placed or logits <= SHORT) else ()):
+    names = _KERNELS.get(platform(), ((), (), ()))[(logits >= LEAST) + (logits > SHORT)]
+    for kernel in map(_core, names if placed or logits <= SHORT else ()):
       if not kernel.refused(q, k, mask, softmax):
         return kernel()
     return Dense() if logits <= SHORT or softmax.position.query_dependent else _core("chunked")()
