@@ -10,6 +10,7 @@ from flax import nnx
 
 from t5x_like.architectures.grid_stack import GridStackBuilder
 from t5x_like.nn.attention import Attention, SelfAttention
+from t5x_like.nn.cores import Core
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context, Layer
 from t5x_like.nn.linear import Linear
@@ -39,28 +40,52 @@ class WindowAttention(SelfAttention):
     x_BYXD = jnp.pad(x_BYXD, ((0, 0), (0, below), (0, right), (0, 0)))
     shape = x_BYXD.shape
     windows = split(jnp.roll(x_BYXD, (-self.shift, -self.shift), (1, 2)), self.side)
-    context = dataclasses.replace(context, mask=self.mask(len(x_BTD), *shape[1:3]))
+    context = dataclasses.replace(context, mask=self.mask(*shape[1:3]))
     y, aux, _ = super().__call__(windows, context, None, key)
     y_BYXD = jnp.roll(joined(y, shape, self.side), (self.shift, self.shift), (1, 2))
     return y_BYXD[:, : self.grid.rows, : self.grid.columns].reshape(x_BTD.shape), aux, None
 
-  def mask(self, batch: int, rows: int, columns: int) -> Mask:
-    """Return the mask of all windows of a batch; the parts of the grid that a shifted window joins are segments."""
-    pos = positions(self.side**2)
+  def mask(self, rows: int, columns: int) -> Mask:
+    """Return the mask of all windows in order; the parts of the grid that a shifted window joins are segments."""
+    cells = self.side**2
+    pos = jnp.tile(positions(cells), (1, rows * columns // cells))
     if not self.shift:
       return Mask(pos, pos)
     part_y, part_x = (np.arange(n) >= n - self.shift for n in (rows, columns))
     parts_YX = 2 * part_y[:, None] + part_x
-    segments = split(parts_YX[None, :, :, None].astype(np.int32), self.side)[..., 0]
-    segments = jnp.tile(jnp.asarray(segments), (batch, 1))
+    segments = jnp.asarray(split(parts_YX[None, :, :, None].astype(np.int32), self.side)[..., 0])
     return Mask(pos, pos, segments, segments)
+
+  def attend(self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None) -> jax.Array:
+    return super().attend(partial(_within, self.side**2, core), q_BTX, k_BSKH, v_BSKH, mask, bias, key)
+
+
+def _within(cells: int, core: Core, q_BTNH, k_BSKH, v_BSKH, mask: Mask, *biases, key, **options) -> jax.Array:
+  """Run a core within each window of `cells` tokens, mapped over windows.
+
+  The batch stays an axis of its own, which a TPU lays beside the width: there, tokens need no padding, and windows are
+  moved as whole.
+  """
+  pos, count, H = mask.q_pos[:, :cells], mask.q_pos.shape[1] // cells, q_BTNH.shape[-1]
+
+  def one(q, k, v, segments, key):
+    q, k, v = (x.reshape(*x.shape[:2], -1, H) for x in (q, k, v))
+    return core(q, k, v, Mask(pos, pos, segments, segments), *biases, key=key, **options).reshape(*q.shape[:2], -1)
+
+  def cut(x):  # heads stay side by side, as projections write them: on TPU, narrow ones would pad whatever moves them
+    return x.reshape(len(x), count, cells, -1)
+
+  segments = None if mask.q_segments is None else cut(mask.q_segments)[..., 0]
+  keys = None if key is None else jax.random.split(key, count)
+  mapped = jax.vmap(one, (1, 1, 1, None if segments is None else 1, None if keys is None else 0), 1)
+  return mapped(*map(cut, (q_BTNH, k_BSKH, v_BSKH)), segments, keys).reshape(q_BTNH.shape)
 
 
 def split(x_BYXD, window: int):
-  """Cut into windows: [B, Y, X, D] -> [B * windows, window * window, D], windows and their cells in raster order."""
+  """Put tokens in the order of windows: [B, Y, X, D] -> [B, Y * X, D], windows and their cells in raster order."""
   B, Y, X, D = x_BYXD.shape
   x = x_BYXD.reshape(B, Y // window, window, X // window, window, D)
-  return x.transpose(0, 1, 3, 2, 4, 5).reshape(-1, window * window, D)
+  return x.transpose(0, 1, 3, 2, 4, 5).reshape(B, -1, D)
 
 
 def joined(x: jax.Array, shape: tuple[int, int, int, int], window: int) -> jax.Array:

@@ -92,8 +92,8 @@ class Attention(Layer):
 
   def attend(self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None) -> jax.Array:
     """Attend from query projections [B, T, N * H] to keys and values; return [B, T, D]."""
-    q_BTNH = self.q_norm(self._heads(q_BTX, "activation_heads"))
-    q_BTNH = named(self.position.rotate(q_BTNH, mask.q_pos) * self.scale, "query")
+    q_BTNH = self.position.rotate(self.q_norm(self._heads(q_BTX, "activation_heads")), mask.q_pos)
+    q_BTNH = named(q_BTNH.reshape(q_BTX.shape) * self.scale, "query").reshape(q_BTNH.shape)
     if self.window is not None:
       mask = dataclasses.replace(mask, window=self.window)
     options = dict(scale=1.0, softcap=self.softcap, dropout=self.dropout, key=subkey(key, 0))
