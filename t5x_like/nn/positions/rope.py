@@ -2,12 +2,15 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.nn.positions import Position
+from t5x_like.parallel.constrain import platform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,16 +112,45 @@ class Rope(Position):
     frequency = 1.0 / self.theta ** (jnp.arange(0, R, 2, dtype=jnp.float32) / R)
     if self.scaling is not None:
       frequency = self.scaling(frequency, self.theta)
-    angle_BT1R = pos_BT[..., None, None].astype(jnp.float32) * frequency
-    sin, cos = self.amplitude * jnp.sin(angle_BT1R), self.amplitude * jnp.cos(angle_BT1R)
-    turned, kept = x_BTNH[..., :R].astype(jnp.float32), x_BTNH[..., R:]
-    if self.interleaved:
-      a, b = turned[..., 0::2], turned[..., 1::2]
-      turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], -1).reshape(turned.shape)
-    else:
-      a, b = jnp.split(turned, 2, axis=-1)
-      turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-    return jnp.concatenate([turned.astype(x_BTNH.dtype), kept], -1)
+    angle_BT1P = pos_BT[..., None, None].astype(jnp.float32) * frequency
+    sin_BT1P, cos_BT1P = self.amplitude * jnp.sin(angle_BT1P), self.amplitude * jnp.cos(angle_BT1P)
+    turned = _turned(self.interleaved, x_BTNH[..., :R], cos_BT1P, sin_BT1P)
+    return turned if R == x_BTNH.shape[-1] else jnp.concatenate([turned, x_BTNH[..., R:]], -1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _turned(interleaved: bool, x_BTNR: jax.Array, cos_BT1P: jax.Array, sin_BT1P: jax.Array) -> jax.Array:
+  """Turn P = R / 2 pairs of channels, each by its angle, in float32.
+
+  Each channel is added to the other of its pair without splitting channels in two arrays, for which a TPU would write
+  and read twice the memory, and the gradient is a turn back.
+  """
+  half = x_BTNR.shape[-1] // 2
+  if interleaved:
+    spread, sign = partial(jnp.repeat, repeats=2, axis=-1), np.tile([-1.0, 1.0], half)
+  else:
+    spread, sign = partial(jnp.tile, reps=2), np.repeat([-1.0, 1.0], half)
+  others = _swapped(interleaved, x_BTNR).astype(jnp.float32) * (spread(sin_BT1P) * sign.astype(np.float32))
+  return (x_BTNR.astype(jnp.float32) * spread(cos_BT1P) + others).astype(x_BTNR.dtype)
+
+
+def _swapped(interleaved: bool, x_BTNR: jax.Array) -> jax.Array:
+  """Return the other channel of each pair in its place."""
+  half = x_BTNR.shape[-1] // 2
+  if platform() == "tpu":  # a product that moves lanes, exactly
+    order = np.arange(2 * half) ^ 1 if interleaved else np.roll(np.arange(2 * half), half)
+    return jnp.matmul(x_BTNR, np.eye(2 * half)[:, order].astype(x_BTNR.dtype), precision=jax.lax.Precision.HIGHEST)
+  if interleaved:
+    return jnp.flip(x_BTNR.reshape(*x_BTNR.shape[:-1], half, 2), -1).reshape(x_BTNR.shape)
+  return jnp.roll(x_BTNR, half, -1)
+
+
+def _turned_back(interleaved, angles, g_BTNR):
+  cos_BT1P, sin_BT1P = angles
+  return _turned(interleaved, g_BTNR, cos_BT1P, -sin_BT1P), None, None
+
+
+_turned.defvjp(lambda interleaved, x, *angles: (_turned(interleaved, x, *angles), angles), _turned_back)
 
 
 make = Rope

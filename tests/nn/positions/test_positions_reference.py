@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.test_util import check_grads
 
 from t5x_like.architectures.build import StackBuilder, deepnorm_weights
 from t5x_like.architectures.design import Design
@@ -20,6 +21,7 @@ from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.nn.positions.rope import LinearScaling, Llama3Scaling, Rope
 from t5x_like.nn.positions.shaw import ShawPosition
 from t5x_like.nn.positions.sinusoidal import SinusoidalPosition
+from t5x_like.parallel.constrain import target
 
 POS = np.array([[0, 1, 2, 7, 31], [5, 0, 3, 3, 400]], np.int32)  # any order: positions are explicit
 
@@ -91,6 +93,25 @@ def test_rope(interleaved, fraction, scaling):
       expected[b, t, :, two] = x1 * math.sin(angle) + x2 * math.cos(angle)
   rope = Rope(theta=100.0, fraction=fraction, interleaved=interleaved, **ours)
   np.testing.assert_allclose(rope.rotate(jnp.asarray(x), POS), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope_on_tpu_moves_channels_by_an_exact_product(interleaved, dtype):
+  x, g = (jnp.asarray(normal(2, 5, 3, 16, seed=seed), dtype) for seed in (0, 1))
+  rope = Rope(interleaved=interleaved)
+  results = {}
+  for platform in ("cpu", "tpu"):
+    with target(platform):
+      out, back = jax.vjp(lambda x: rope.rotate(x, POS), x)
+      results[platform] = np.asarray(out), np.asarray(back(g)[0])
+  np.testing.assert_array_equal(results["tpu"], results["cpu"])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_gradient_of_rope_is_that_of_its_values(interleaved):
+  rope = Rope(interleaved=interleaved, fraction=0.5)
+  check_grads(lambda x: rope.rotate(x, POS), (jnp.asarray(normal(2, 5, 3, 16)),), order=1, modes=["rev"])
 
 
 def test_llama3_scaling_has_all_its_regions():
