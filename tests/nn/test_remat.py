@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from t5x_like.models import albert, gemma3
+from t5x_like.models import albert, gemma3, mixtral
 
 
 @pytest.mark.parametrize("layers, joined", [(12, True), (6, False)])
@@ -34,3 +34,22 @@ def test_a_scan_of_one_shared_layer_is_guarded_too(layers, joined):
   (scan,) = (one for one in traced.jaxpr.eqns if one.primitive.name == "scan")
   (region,) = (one for one in scan.params["jaxpr"].jaxpr.eqns if one.primitive.name == "remat2")
   assert region.params["prevent_cse"] is not joined
+
+
+def _products(jaxpr) -> int:
+  """Count the grouped products of a program, its inner ones included."""
+  inner = sum(_products(inner) for equation in jaxpr.eqns for inner in jax.core.jaxprs_in_params(equation.params))
+  return inner + sum(equation.primitive.name.startswith("ragged_dot") for equation in jaxpr.eqns)
+
+
+@pytest.mark.parametrize("remat, again", [("none", 0), ("minimal", 0), ("full", 3)])
+def test_experts_whose_activations_are_kept_are_not_applied_again(remat, again):
+  model = jax.eval_shape(lambda: mixtral.Model(nnx.Rngs(0), variant=mixtral.VARIANTS["tiny"], remat=remat))
+  ids_BT = jnp.zeros((2, 8), jnp.int32)
+  names = ("decoder_input_tokens", "decoder_positions", "decoder_segment_ids")
+  graph, state = nnx.split(model)
+
+  def loss(state):
+    return nnx.merge(graph, state).outputs(dict.fromkeys(names, ids_BT))["logits"].dense().sum()
+
+  assert _products(jax.make_jaxpr(jax.grad(loss))(state).jaxpr) == 9 + again

@@ -6,6 +6,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from t5x_like.nn.remat import named
+
 
 def dropless(
   x_BTD: jax.Array, experts_BTk: jax.Array, gates_BTk: jax.Array, experts: int, apply: Callable
@@ -66,7 +68,11 @@ def by_expert(experts_M: jax.Array, experts: int):
   return order_M, place_M, jnp.cumsum(sizes_E, dtype=jnp.int32) - sizes_E, sizes_E
 
 
-@jax.checkpoint  # keeps the outputs in their own dtype
 def combine(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
   """Sum each token's gated expert outputs in float32; return the sum in their dtype."""
+  return _gated_sum(named(y_kND, "mlp_out"), gates_kN)
+
+
+@jax.checkpoint  # keeps the outputs in their own dtype
+def _gated_sum(y_kND, gates_kN):
   return jnp.sum(y_kND.astype(jnp.float32) * gates_kN[..., None], axis=0).astype(y_kND.dtype)
