@@ -222,7 +222,7 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
 
   Questions with answers in `<output>/<file>.json` of the same checkpoint, asked in the same way, are not asked again.
   """
-  from t5x_like.benchmarks import suite
+  from t5x_like.benchmarks import facts, suite
   from t5x_like.inference import questions
   from t5x_like.library import model as library
   from t5x_like.parallel import distributed
@@ -245,7 +245,7 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
 
   def make():
     asker, found, missing = None, {}, {}
-    step = suite.newest(able) if args.step is None else [args.step]
+    step = facts.newest(able) if args.step is None else [args.step]
     for name, file in files.items():
       rows = hashlib.sha256(json.dumps(file.rows).encode()).hexdigest()
       asked = {"workdir": able, "step": step, "file": file.path, "rows": rows, **dataclasses.asdict(options)}

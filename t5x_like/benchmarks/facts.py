@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from t5x_like.benchmarks import predictions, suites
+from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.files.places import place
 from t5x_like.report.writer import read_metrics
 from t5x_like.runtime.process import environment
 from t5x_like.training import workdir as workdirs
@@ -26,6 +28,14 @@ _VERSIONS = (
   "host_cpu",
   "host_cores",
 )
+
+
+def newest(workdir: str) -> list[int]:
+  """Return the step of a workdir's newest checkpoint; nothing of a published model, which has none."""
+  if not place(f"{workdir}/checkpoints").exists():
+    return []
+  with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
+    return checkpoints.steps()[-1:]
 
 
 def of_run(folder: pathlib.Path, counted: Sequence[str]) -> dict[str, Any]:

@@ -25,9 +25,8 @@ from t5x_like import recipes
 from t5x_like.benchmarks import comparison, data, outside, submission, suites, tables
 from t5x_like.benchmarks import facts as suite_facts
 from t5x_like.benchmarks.suites import Benchmark, Form, Suite
-from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files.places import check_writable, is_remote, place
+from t5x_like.files.places import check_writable, is_remote
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
 from t5x_like.training import opening, selection, trained
@@ -360,17 +359,9 @@ def _training(config):
   return process.build_task("task", arguments.pop("name"), config.train_split, arguments)
 
 
-def newest(workdir: str) -> list[int]:
-  """Return the step of a workdir's newest checkpoint; nothing of a published model, which has none."""
-  if not place(f"{workdir}/checkpoints").exists():
-    return []
-  with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
-    return checkpoints.steps()[-1:]
-
-
 def _asked(workdir: str, benchmark: Benchmark, options: Options) -> dict[str, Any]:
   """Return the facts that determine a run's result besides its task, rate and seed."""
-  step = [] if options.from_scratch else [options.step] if options.step is not None else newest(workdir)
+  step = [] if options.from_scratch else [options.step] if options.step is not None else suite_facts.newest(workdir)
   where = workdir if is_remote(workdir) else os.path.abspath(workdir)
   asked = {"workdir": where, "step": step, "config": options.recipe}
   asked |= {name: getattr(options, name) for name in ("epochs", "from_scratch", "max_examples")}
