@@ -22,6 +22,7 @@ from t5x_like.planning import child, counts
 
 _FSDP = ("mesh.fsdp=-1", "mesh.data=1")
 _T5, _LLAMA, _PALM = "configs/t5/base.py:xxl", "configs/llama/8b.py", "configs/palm/8b.py"
+_ATTENTION = 'model.remat={"name": "save", "names": ["query", "key", "value", "context", "attention_out"]}'
 # One head of keys and values cannot be split.
 _540B = (
   "model.variant=540b",
@@ -43,14 +44,16 @@ PLANS: dict[str, child.Request] = {
   "t5 1.1 xxl, v5e 8x8, 2,048 rows": _plan(_T5, "v5e:8x8", "batch_size=2048", "accumulation_steps=2"),
   "t5 1.1 xxl, v5p 4x4x4": _plan(_T5, "v5p:4x4x4", "batch_size=1024"),
   "t5 11b, v4 8x8x8": _plan(f"{_T5},v1_0", "v4:8x8x8", "batch_size=2048"),
-  "llama 3.1 8b, v5e 16x16, 2,048": _plan(_LLAMA, "v5e:16x16", *_FSDP, "batch_size=256", "task.length=2048"),
+  "llama 3.1 8b, v5e 16x16, 2,048": _plan(
+    _LLAMA, "v5e:16x16", *_FSDP, "batch_size=512", "task.length=2048", "model.remat=minimal"
+  ),
   "llama 3.1 8b, v6e 16x16, 8,192": _plan(_LLAMA, "v6e:16x16", *_FSDP, "batch_size=256", "task.length=8192"),
   "llama 3.1 8b, v6e 16x16, 32,768": _plan(_LLAMA, "v6e:16x16", *_FSDP, "batch_size=256", "task.length=32768"),
   "llama 3.1 8b, v6e 8x8, 32,768 over sequence": _plan(
     _LLAMA, "v6e:8x8", *_FSDP, "mesh.sequence=4", "batch_size=16", "task.length=32768"
   ),
   "llama 3.1 70b, v5p 8x8x8": _plan(
-    _LLAMA, "v5p:8x8x8", *_FSDP, "model.variant=llama3.1-70b", "batch_size=512", "task.length=8192"
+    _LLAMA, "v5p:8x8x8", *_FSDP, "model.variant=llama3.1-70b", "batch_size=512", "task.length=8192", _ATTENTION
   ),
   "llama 3.1 405b, v5p 16x16x16": _plan(
     _LLAMA, "v5p:16x16x16", *_FSDP, "mesh.tensor=8", "model.variant=llama3.1-405b", "batch_size=512"
@@ -59,8 +62,11 @@ PLANS: dict[str, child.Request] = {
   "palm 540b, two slices of v4 12x16x16": _plan(
     _PALM, "v4:12x16x16", *_540B, "batch_size=3072", "mesh.replica=2", slices=2
   ),
-  "switch base 128, v5e 8x8": _plan("configs/switch/base.py:128", "v5e:8x8", "batch_size=128"),
+  "switch base 128, v5e 8x8": _plan("configs/switch/base.py:128", "v5e:8x8"),
   "mixtral 8x7b, v5p 8x8x8": _plan("configs/mixtral/8x7b.py", "v5p:8x8x8"),
+  "mixtral 8x7b without drops, v5p 8x8x8": _plan(
+    "configs/mixtral/8x7b.py", "v5p:8x8x8", "model.design.experts.dispatch=dropless", "model.remat=full"
+  ),
   "llama 3.1 8b, v5e 4x4, evaluation": _plan(_LLAMA, "v5e:4x4", *_FSDP, "batch_size=16", step="eval"),
   "llama 3.1 8b, v5e 4x4, decoding": _plan(
     _LLAMA, "v5e:4x4", *_FSDP, "batch_size=64", "task.length=2048", step="decode"
