@@ -16,6 +16,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop.families import swin as swin_files
 from t5x_like.models import swin
 from t5x_like.nn import params
+from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.cores.short import Short
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid, log_cpb, relative_2d
 from t5x_like.nn.layer import Context
@@ -42,6 +44,32 @@ def test_a_window_sees_itself_alone_and_nothing_across_the_border(side, window, 
   together = (group[:, None, None, None] == group[None, None, :, None]) & (group[:, None, None] == group)
   allowed = np.eye(2, dtype=bool)[:, None, :, None] & together.reshape(side**2, -1)[:, None]
   assert np.array_equal(reach > 0, allowed)
+
+
+@pytest.mark.parametrize("rows, columns, shift", [(10, 7, 2), (8, 8, 0)])
+def test_windows_in_the_kernel_of_short_sequences_equal_dense_ones(rows, columns, shift):
+  """Output and gradients of x and of the parameters, the bias among them, also where windows are padded."""
+  dims, grid = Dims(64, 4, 4, 16, 8, 1), Grid(4, 4)
+
+  def make(core):
+    rngs = nnx.Rngs(params=jax.random.key(0))
+    position = relative_2d.make(rngs, dims, grid)
+    kind = dict(scale=0.25, grid=Grid(rows, columns), side=4, shift=shift, position=position, core=core)
+    return nnx.split(WindowAttention(dims, rngs, **kind))
+
+  x_BTD = jax.random.normal(jax.random.key(1), (3, rows * columns, 64))
+
+  def found(core):
+    graph, state = make(core)
+
+    def loss(x_BTD, state):
+      y_BTD = nnx.merge(graph, state)(x_BTD, Context(mask=None), None, None)[0]
+      return (y_BTD * jnp.cos(jnp.arange(y_BTD.size).reshape(y_BTD.shape))).sum(), y_BTD
+
+    return jax.tree.leaves(jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(x_BTD, state))
+
+  for got, expected in zip(found(Short()), found(Dense()), strict=True):
+    close(got, expected)
 
 
 def test_merging_puts_squares_side_by_side():
