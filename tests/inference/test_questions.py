@@ -6,7 +6,7 @@ import types
 import pytest
 
 from t5x_like import evaluate
-from t5x_like.benchmarks import suite
+from t5x_like.benchmarks import facts, suite
 from t5x_like.errors import UserError
 from t5x_like.inference import questions
 from t5x_like.inference.likelihood import Scored
@@ -116,7 +116,7 @@ def test_saved_answers_are_of_the_checkpoint_and_the_file(tmp_path, monkeypatch)
   """More pretraining, or another file of the same name, asks again; else `evaluate --questions` reads what it has."""
   times, steps = [], [1]
   monkeypatch.setattr(suite, "kind", lambda workdir: "decoder")
-  monkeypatch.setattr(suite, "newest", lambda workdir: steps)
+  monkeypatch.setattr(facts, "newest", lambda workdir: steps)
   monkeypatch.setattr(library, "load", lambda *_, **__: None)
   monkeypatch.setattr(questions, "Asker", lambda *_: lambda file: times.append(file) or {"accuracy": float(len(times))})
   named = {"from_scratch": False, "workdir": "run", "step": None, "shots": None, "max_examples": None}
