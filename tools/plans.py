@@ -86,7 +86,7 @@ PLANS: dict[str, child.Request] = {
   "qwen 3 235b a22b, v5p 8x8x8": _plan(
     "configs/qwen/qwen3_8b.py", "v5p:8x8x8", "model.variant=qwen3-235b-a22b", "mesh.fsdp=64", "mesh.expert=8"
   ),
-  "deepseek v3 671b, v5p 8x16x16": _plan("configs/deepseek/v3.py", "v5p:8x16x16", "batch_size=12_288"),
+  "deepseek v3 671b, v5p 8x16x16": _plan("configs/deepseek/v3.py", "v5p:8x16x16", "batch_size=12288"),
 }
 _KEPT = """fits verdict mesh batch_size remat accumulation_steps memory seconds mfu compile_seconds compile_cpu_seconds
   options counts dearest""".split()
