@@ -206,7 +206,7 @@ def test_predict_writes_what_the_evaluator_decodes(trained, restored, tmp_path, 
   ]
   assert len(clean) >= 5
   file, output = tmp_path / "lines.txt", tmp_path / "out.jsonl"
-  file.write_text("\n".join(s["input"] for s in clean) + "\n\n")
+  file.write_text("\n".join(s["input"] for s in clean) + "\n")
   flags = (f"--input={file}", f"--output={output}", "--batch_size=16")
   assert predict.main([f"--config={NANO}", f"--workdir={trained}", *flags]) == 0
   rows = [json.loads(line) for line in output.read_text().splitlines()]
