@@ -135,14 +135,14 @@ Before and after, by today's estimate:
   55 % (46), Mixtral 37 % (35), T5 1.1 XXL on v5p 46 % (33). Others were overestimated: T5 1.1 XXL on v5e 17 % (24),
   PaLM 540B 39 % (50), Llama 8B on v6e with rows of 32,768 28 % (51).
 - **Memory that the chips have**: Llama 70B 12.90 s (62 %, 65.4 GB) if queries, keys, values and results of attention
-  are kept, compiled before the change of rotary positions. Mixtral 3.81 s (37 %) with full remat, 3.59 s (40 %) with the
-  named activations, 3.33 s (43 %) since the experts' outputs are among them; a third of its experts' slots is empty.
+  are kept, compiled before the change of rotary positions. Mixtral 3.81 s (37 %) with full remat, 3.59 s (40 %) with
+  the named activations, 3.33 s (43 %) since the experts' outputs are among them; a third of its slots is empty.
   Switch 0.21 s (2 %) for 128 rows, 0.43 s (16 %) for the 2,048 of its recipe, 16.8 GB.
 - **Rotary positions**: a TPU wrote halves of heads with the padding of a whole. They are turned by a product that moves
   lanes now: Llama 8B on v5e 1.67 s in place of 1.71.
 - **Experts without drops** over eight chips (`dispatch=dropless`) have buffers for the worst case, in which all rows
-  go to one chip. The estimate counts the buffers as full: 31.7 s and 204 GB of rows sent beside the 42.9 GB of parameters
-  and gradients. Balanced loads fill an eighth of them, 26 GB. With slots, 29 GB of rows are sent.
+  go to one chip. The estimate counts the buffers as full: 31.7 s and 204 GB of rows sent beside the 42.9 GB of
+  parameters and gradients. Balanced loads fill an eighth of them, 26 GB. With slots, 29 GB of rows are sent.
 - **v4** gathers beside the products only by an option, which is passed since: PaLM 540B 30.84 s (39 %) before, 24.86 s
   (49 %) now; T5 11B 2.01 s (16 %) and 1.63 s (20 %), the latter with `fused` too.
 - **T5 1.1 XXL on v5e 8x8** with the 2,048 rows that the paper gives its largest models (section 3.7): 6.65 s (51 %) in
