@@ -6,7 +6,7 @@
 The paper gives sizes but not the training: optimizer, rates and batch are those of Llama 2 70B (Touvron et al. 2023,
 section 2.2: AdamW, 1.5e-4 after 2,000 steps, down to a tenth by a cosine, 2^22 tokens), the balance loss that of the
 published config. Experts are split over eight chips, and each has slots for 1.5 times its share (`dispatch`). 512 chips
-or more: 63 GB of a v5p chip's 102 (docs/plans.md), with `--config.model.remat=full` 9 GB. The published model scores
+or more: 68 GB of a v5p chip's 102 (docs/plans.md), with `--config.model.remat=full` 9 GB. The published model scores
 70.6 on MMLU with 5 shots (table 2). Not run at full size here.
 """
 
