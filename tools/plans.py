@@ -108,9 +108,9 @@ All figures are for one device and one step:
 - **Compiling** is CPU time on busy cores. Idle cores need up to a third less.
 
 All lines were compiled by libtpu 0.0.52. T5 1.1 XXL was compiled before the kernel `fused` and the hash that dropout
-draws from, Swin before the kernel `short`, and models with rotary positions, except Mixtral, before these were turned
-by a product (below). **Options** tells whether options of the chip were passed: there are none for evaluation and
-decoding. Below the table stand the dearest operations of each.
+draws from, Swin before the kernel `short`. Rotary positions were turned by a product (below) for Mixtral and, among
+Llama's training steps, for 8B on v5e and 70B. **Options** tells whether options of the chip were passed: there are none
+for evaluation and decoding. Below the table stand the dearest operations of each.
 
 Before and after, by today's estimate:
 
@@ -134,9 +134,9 @@ Before and after, by today's estimate:
 - **Larger models**, in brackets by the earlier estimate, which left out kernels and waiting: Llama 70B 59 % (52), 405B
   55 % (46), Mixtral 37 % (35), T5 1.1 XXL on v5p 46 % (33). Others were overestimated: T5 1.1 XXL on v5e 17 % (24),
   PaLM 540B 39 % (50), Llama 8B on v6e with rows of 32,768 28 % (51).
-- **Memory that the chips have**: Llama 70B 12.90 s (62 %, 65.4 GB) if queries, keys, values and results of attention
-  are kept, compiled before the change of rotary positions. Mixtral 3.81 s (37 %) with full remat, 3.59 s (40 %) with
-  the named activations, 3.33 s (43 %) since the experts' outputs are among them; a third of its slots is empty.
+- **Memory that the chips have**: Llama 70B 12.77 s (63 %, 65.4 GB) if queries, keys, values and results of attention
+  are kept. Mixtral 3.81 s (37 %) with full remat, 3.59 s (40 %) with the named activations, 3.33 s (43 %) since the
+  experts' outputs are among them; a third of its slots is empty.
   Switch 0.21 s (2 %) for 128 rows, 0.43 s (16 %) for the 2,048 of its recipe, 16.8 GB.
 - **Rotary positions**: a TPU wrote halves of heads with the padding of a whole. They are turned by a product that moves
   lanes now: Llama 8B on v5e 1.67 s in place of 1.71.
