@@ -21,6 +21,7 @@ from t5x_like.plan import EXIT_DOES_NOT_FIT
 from t5x_like.planning import child, counts
 
 _FSDP = ("mesh.fsdp=-1", "mesh.data=1")
+_PLANE = ("mesh.data=8", "mesh.fsdp=64")  # parameters over two of three dimensions
 _T5, _LLAMA, _PALM = "configs/t5/base.py:xxl", "configs/llama/8b.py", "configs/palm/8b.py"
 _ATTENTION = 'model.remat={"name": "save", "names": ["query", "key", "value", "context", "attention_out"]}'
 # One head of keys and values cannot be split.
@@ -47,13 +48,15 @@ PLANS: dict[str, child.Request] = {
   "llama 3.1 8b, v5e 16x16, 2,048": _plan(
     _LLAMA, "v5e:16x16", *_FSDP, "batch_size=512", "task.length=2048", "model.remat=minimal"
   ),
-  "llama 3.1 8b, v6e 16x16, 8,192": _plan(_LLAMA, "v6e:16x16", *_FSDP, "batch_size=256", "task.length=8192"),
+  "llama 3.1 8b, v6e 16x16, 8,192": _plan(
+    _LLAMA, "v6e:16x16", *_FSDP, "batch_size=256", "task.length=8192", _ATTENTION
+  ),
   "llama 3.1 8b, v6e 16x16, 32,768": _plan(_LLAMA, "v6e:16x16", *_FSDP, "batch_size=256", "task.length=32768"),
   "llama 3.1 8b, v6e 8x8, 32,768 over sequence": _plan(
     _LLAMA, "v6e:8x8", *_FSDP, "mesh.sequence=4", "batch_size=16", "task.length=32768"
   ),
   "llama 3.1 70b, v5p 8x8x8": _plan(
-    _LLAMA, "v5p:8x8x8", *_FSDP, "model.variant=llama3.1-70b", "batch_size=512", "task.length=8192", _ATTENTION
+    _LLAMA, "v5p:8x8x8", *_PLANE, "model.variant=llama3.1-70b", "batch_size=512", "task.length=8192", _ATTENTION
   ),
   "llama 3.1 405b, v5p 16x16x16": _plan(
     _LLAMA, "v5p:16x16x16", *_FSDP, "mesh.tensor=8", "model.variant=llama3.1-405b", "batch_size=512"
@@ -108,9 +111,10 @@ All figures are for one device and one step:
 - **Compiling** is CPU time on busy cores. Idle cores need up to a third less.
 
 All lines were compiled by libtpu 0.0.52. T5 1.1 XXL was compiled before the kernel `fused` and the hash that dropout
-draws from, Swin before the kernel `short`. Rotary positions were turned by a product (below) for Mixtral and, among
-Llama's training steps, for 8B on v5e and 70B. **Options** tells whether options of the chip were passed: there are none
-for evaluation and decoding. Below the table stand the dearest operations of each.
+draws from, Swin-T before the kernel `short`. Rotary positions were turned by a product (below) for Mixtral and, among
+Llama's training steps, for 8B with rows of 2,048 and 8,192 and for 70B. The option for gathers over a plane (below) was
+passed for Mixtral, Llama 70B, and 8B on v6e with rows of 8,192. **Options** tells whether options of the chip were
+passed: there are none for evaluation and decoding. Below the table stand the dearest operations of each.
 
 Before and after, by today's estimate:
 
@@ -127,17 +131,18 @@ Before and after, by today's estimate:
   (55 %) for 512 rows and minimal remat (`--config.model.remat=minimal`), 0.27 s of it in gathers and reduce-scatters
   that do not grow with the rows; 1.71 s (57 %) without a barrier behind the gradients of joined projections, and 1.67 s
   (58 %) with rotary positions as below.
-- **Llama 8B on v6e**, 256 rows of 8,192, with minimal remat: 1.51 s (30 %), 0.29 s of it in kernels and 0.12 s in
-  reading the MLP's kept activations; the recipe keeps full remat. With the options for sparse cores, gradients are
-  still reduce-scattered. Pieces of the output table arrive by asynchronous all-reduces, which send twice its bytes
-  (4.2 GB in place of 2.1).
+- **Llama 8B on v6e**, 256 rows of 8,192: 1.44 s (32 %) with full remat, 1.21 s (38 %) with the option for gathers over
+  a plane and with rotary positions as below, **1.16 s (40 %)** if queries, keys, values and results of attention are
+  kept. Keeping the MLP's activations costs more in reading them (0.12 s) than it saves. Kernels take 0.29 s.
 - **Larger models**, in brackets by the earlier estimate, which left out kernels and waiting: Llama 70B 59 % (52), 405B
   55 % (46), Mixtral 37 % (35), T5 1.1 XXL on v5p 46 % (33). Others were overestimated: T5 1.1 XXL on v5e 17 % (24),
   PaLM 540B 39 % (50), Llama 8B on v6e with rows of 32,768 28 % (51).
-- **Memory that the chips have**: Llama 70B 12.77 s (63 %, 65.4 GB) if queries, keys, values and results of attention
-  are kept. Mixtral 3.81 s (37 %) with full remat, 3.59 s (40 %) with the named activations, 3.33 s (43 %) since the
-  experts' outputs are among them; a third of its slots is empty.
-  Switch 0.21 s (2 %) for 128 rows, 0.43 s (16 %) for the 2,048 of its recipe, 16.8 GB.
+- **Llama 70B**: 13.63 s (59 %, 19.3 GB) with full remat; 12.77 s (63 %, 65.4 GB) if queries, keys, values and results
+  of attention are kept; **11.82 s (68 %, 80.5 GB)** with parameters over a plane of 64 chips (below).
+- **Mixtral**: 3.81 s (37 %) with full remat, 3.59 s (40 %) with the named activations, 3.33 s (43 %) since the experts'
+  outputs are among them, **2.77 s (51 %)** with slots for 1.25 times an expert's share in place of 1.5 and with the
+  option for gathers over a plane.
+- **Switch**: 0.21 s (2 %) for 128 rows, 0.43 s (16 %) for the 2,048 of its recipe, 16.8 GB.
 - **Rotary positions**: a TPU wrote halves of heads with the padding of a whole. They are turned by a product that moves
   lanes now: Llama 8B on v5e 1.67 s in place of 1.71.
 - **Experts without drops** over eight chips (`dispatch=dropless`) have buffers for the worst case, in which all rows
@@ -153,9 +158,12 @@ Two kinds of traffic explain most of the difference from the least:
 
 - **Sums of activations along `tensor`**: 298 of the 605 GB of Llama 405B, and most of the 62 GB of decoding over
   `tensor`.
-- **All-reduces on three-dimensional tori** (Llama 70B, T5 on v5p). Where parameters are gathered from all chips at
-  once, the compiler uses an all-reduce. It sends twice the bytes, but over the links of all dimensions together, which
-  takes less time than rings along one dimension after the other.
+- **All-reduces on three-dimensional tori** (T5 on v5p, Gemma). Where parameters are gathered from all three dimensions
+  at once, the compiler fills an array with zeros, writes its part and uses an all-reduce, which sends twice the bytes.
+  Over two dimensions it gathers. Llama 70B on v5p 8x8x8 with parameters over 512 chips sends 694 GB (the least is 422)
+  and fills arrays for 0.54 of 12.77 s. Over a plane of 64 chips, with eight copies (`mesh.data=8`, `mesh.fsdp=64`), it
+  sends 415 (421). For such gathers the sparse cores have an option of their own, without which they wait 1.52 s. Split
+  parameters over a plane where a chip's memory holds so large a share of them (13 GB here).
 
 Decode over `tensor`: parameters stay in place. Over `fsdp`, they are gathered again for every token.
 

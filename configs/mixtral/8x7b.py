@@ -5,9 +5,10 @@
 
 The paper gives sizes but not the training: optimizer, rates and batch are those of Llama 2 70B (Touvron et al. 2023,
 section 2.2: AdamW, 1.5e-4 after 2,000 steps, down to a tenth by a cosine, 2^22 tokens), the balance loss that of the
-published config. Experts are split over eight chips, and each has slots for 1.5 times its share (`dispatch`). 512 chips
-or more: 68 GB of a v5p chip's 102 (docs/plans.md), with `--config.model.remat=full` 9 GB. The published model scores
-70.6 on MMLU with 5 shots (table 2). Not run at full size here.
+published config. Experts are split over eight chips, and each has slots for 1.25 times its share in training, twice in
+evaluations (`dispatch`), as Zoph et al. 2022 advise for two choices (ST-MoE). 512 chips or more: 60 GB of a v5p chip's
+102 (docs/plans.md), with `--config.model.remat=full` 9 GB. The published model scores 70.6 on MMLU with 5 shots
+(table 2). Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -17,8 +18,9 @@ def get_config():
   config = defaults()
 
   config.model = {"name": "mixtral", "variant": "8x7b", "vocab_size": 32_000, "dropout": 0.0, "remat": "minimal"}
-  experts = {"experts": 8, "top_k": 2, "normalise": True, "dispatch": "capacity", "capacity_factor": 1.5}
-  config.model.design = {"experts": experts | {"balance_loss": 0.02, "z_loss": 0.0}}
+  experts = {"experts": 8, "top_k": 2, "normalise": True, "balance_loss": 0.02, "z_loss": 0.0}
+  slots = {"dispatch": "capacity", "capacity_factor": 1.25, "eval_capacity_factor": 2.0}
+  config.model.design = {"experts": experts | slots}
   config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 4096, "document_mask": True}
   config.objective = {"name": "decoder"}
 
