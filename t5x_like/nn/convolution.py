@@ -1,6 +1,7 @@
 """Convolutions of images and their norms; arrays are [B, Y, X, C]."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +79,7 @@ class GroupNorm(nnx.Module):
     self.bias = params.param(rngs, params.zeros, (channels,), (None,))
     self.groups, self.epsilon = groups, epsilon
 
+  @partial(jax.checkpoint, prevent_cse=False)  # keeps the input alone, as the norms of `nn.norm`
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
     x = x_BYXC.astype(jnp.float32).reshape(*x_BYXC.shape[:3], self.groups, -1)
     x = x - jnp.mean(x, axis=(1, 2, 4), keepdims=True)

@@ -4,6 +4,8 @@ The baselines beside Transformers: a layer of a decoder (Radford et al. 2018, se
 encoder (Devlin et al. 2019, sections 5.1 and 5.3). Initial kernels have the deviation of torch's, 1/sqrt(3H).
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -50,7 +52,8 @@ class Lstm(nnx.Module):
     valid_BT = jnp.ones((B, T), bool) if valid_BT is None else valid_BT
     starts_BT = jnp.zeros((B, T), bool) if starts_BT is None else starts_BT
 
-    def step(state: State, token):
+    @partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.checkpoint_dots)
+    def step(state: State, token):  # the backward pass keeps products, not gates in float32
       gates_BX, valid_B1, starts_B1 = token
       h_BH, c_BH = (jnp.where(starts_B1, jnp.zeros_like(x), x) for x in state)
       i, f, g, o = jnp.split((gates_BX + self.states(h_BH)).astype(jnp.float32), 4, axis=-1)

@@ -46,3 +46,6 @@ def test_in_bfloat16_the_cell_stays_float32():
   h_BTH, (h, c) = lstm(drawn(B, T, D).astype(jnp.bfloat16))
   assert (h_BTH.dtype, h.dtype, c.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
   assert all(x.dtype == jnp.float32 for x in params.arrays(lstm).values())
+  back = jax.eval_shape(lambda x: jax.vjp(lambda x: lstm(x)[0], x)[1], drawn(B, T, D).astype(jnp.bfloat16))
+  wide = [x.shape for x in jax.tree.leaves(back) if x.dtype == jnp.float32 and x.ndim > 2]
+  assert wide == [(T, B, H)]  # the cells alone, no gates
