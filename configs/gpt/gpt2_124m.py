@@ -7,6 +7,8 @@ The paper gives only the batch, 512 windows of 1,024 tokens; learning rate, warm
 clipping follow GPT-3 at this size (Brown et al. 2020, table 2.1 and appendix B). 100,000 steps are 52 billion
 tokens. Eight accelerators of 16 GB or more. The paper's scores, with its own corpus (table 3, first column):
 LAMBADA perplexity 35.13, WikiText-103 37.50. Not run at full size here.
+
+It is planned on v5p 2x2x1: 0.65 s a step, 35 % MFU (docs/plans.md).
 """
 
 from t5x_like.config import defaults

@@ -8,6 +8,9 @@ hyper-parameters: `:mini` (version 1.0: 31M parameters, Tay et al. 2021, table 2
 `:xl` (2.85B), `:xxl` (11.1B). `:v1_0` is the original T5, with dropout and tied embeddings. The paper does not mention
 the z-loss of 1e-4, which is in the authors' code for both versions (Mesh TensorFlow's `Unitransformer`). Expected after
 fine-tuning (table 14, base, version 1.0): GLUE 82.7, SuperGLUE 76.2, SQuAD F1 92.08.
+
+Large is planned on v5p 2x2x1 with 256 rows: 0.46 s a step, 45 % MFU (docs/plans.md).
+XXL is planned on v5p 4x4x4 with 1,024 rows: 1.59 s a step, 46 % MFU (docs/plans.md).
 """
 
 from typing import Literal

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -15,6 +16,23 @@ def test_the_page_is_made_of_the_stored_plans():
   assert list(stored) == [name for name in plans.PLANS if name in stored]
   assert (DOCS / "plans.md").read_text() == plans.page(stored)
   assert any(isinstance(one.get("remat"), dict) for one in stored.values())
+
+
+def test_recipes_tell_the_plans_that_are_stored():
+  """By the start of a recipe's file and the topology, within a tenth."""
+  stored, told = json.loads((DOCS / "plans.json").read_text()), 0
+  words = r"planned on (\w+) ([\dx]+)\b[^:]*: ([\d.]+) s a step, (\d+) % MFU \(docs/plans\.md\)"
+  for file in sorted((DOCS.parent / "configs").glob("*/*.py")):
+    for kind, shape, seconds, share in re.findall(words, file.read_text()):
+      asked = [
+        n
+        for n, one in plans.PLANS.items()
+        if one.topology == f"{kind}:{shape}" and f"{file.parent.name}/{file.name}" in one.config
+      ]
+      alike = [stored[n]["seconds"]["step"] for n in asked if abs(100 * stored[n]["mfu"] - int(share)) < 2]
+      assert any(abs(float(seconds) / step - 1) < 0.1 for step in alike), f"{file}: {kind}:{shape} {seconds} s"
+      told += 1
+  assert told >= 10
 
 
 def test_a_compiler_that_fails_leaves_the_stored_plan(monkeypatch, tmp_path, capsys):
