@@ -4,12 +4,11 @@
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from t5x_like.planning import products, roofline
 from t5x_like.planning.collectives import Collective
-from t5x_like.planning.hlo import Instruction, Program, arrays, elements, type_bytes
+from t5x_like.planning.hlo import Program, arrays, elements, type_bytes
 
 _MOVES = {"copy": "copied", "copy-start": "copied", "transpose": "transposed"}
 _PRODUCTS = ("dot", "convolution")
@@ -29,7 +28,8 @@ def counts(program: Program, rows: list[Collective]) -> dict[str, float]:
     the collectives that a device waits for (`waited`); GB of the largest array beside the arguments (`largest`).
   """
   found = dict.fromkeys(("float32_flops", "copied", "transposed", "largest"), 0.0)
-  for instruction, times, shapes, alone in _executed(program):
+  for instruction, times, shapes, computation in program.executed():
+    alone = program.alone(computation)
     if instruction.opcode in _PRODUCTS:
       factors = [arrays(shapes[name])[0][0] for name in instruction.operands[:2] if name in shapes]
       if "f32" in factors:
@@ -62,19 +62,10 @@ def dearest(program: Program, clock: float, most: int = 10) -> list[dict[str, An
     clock: cycles per second.
   """
   listed = []
-  for instruction, times, _, alone in _executed(program):
-    if alone and (cycles := products.own_cycles(instruction)):
+  for instruction, times, _, computation in program.executed():
+    if program.alone(computation) and (cycles := products.own_cycles(instruction)):
       traced = _NAMED.search(instruction.rest)
       name = _FRAME.sub("", traced[1]) if traced else instruction.name
       printed = re.sub(r"\{[^{}]*\}", "", elements(instruction.type)[0])
       listed.append({"seconds": times * cycles / clock, "times": times, "name": name, "type": printed})
   return sorted(listed, key=lambda one: -one["seconds"])[:most]
-
-
-def _executed(program: Program) -> Iterator[tuple[Instruction, int, dict[str, str], bool]]:
-  """Yield (an instruction, its executions, the types in its computation, whether it is outside of fusions)."""
-  for computation, instructions in program.computations.items():
-    if times := program.executions.get(computation, 0):
-      alone = computation not in program.fused and computation not in program.asynchronous
-      shapes = program.shapes(computation)
-      yield from ((instruction, times, shapes, alone) for instruction in instructions)

@@ -7,6 +7,7 @@ derived from the loop's condition, start value and increment (TPU).
 import dataclasses
 import math
 import re
+from collections.abc import Iterator
 
 DTYPE_BITS = {"pred": 8, "token": 0, "opaque": 0}  # others end in their number of bits: bf16, s4, f8e4m3fn, c64
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\{$")
@@ -92,6 +93,17 @@ class Program:
   def shapes(self, computation: str) -> dict[str, str]:
     """Return the types of a computation's instructions."""
     return {instruction.name: instruction.type for instruction in self.computations[computation]}
+
+  def executed(self) -> Iterator[tuple[Instruction, int, dict[str, str], str]]:
+    """Yield (an instruction, its executions, the types in its computation, the computation)."""
+    for computation, instructions in self.computations.items():
+      if times := self.executions.get(computation, 0):
+        shapes = self.shapes(computation)
+        yield from ((instruction, times, shapes, computation) for instruction in instructions)
+
+  def alone(self, computation: str) -> bool:
+    """Return whether a computation is neither fused nor asynchronous."""
+    return computation not in self.fused and computation not in self.asynchronous
 
   def loop(self, computation: str, instruction: Instruction) -> Loop:
     parts = dict(instruction.called())

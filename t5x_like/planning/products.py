@@ -26,12 +26,7 @@ def flops(program: Program, fast: str = "") -> float:
   Args:
     fast: the start of dtypes, such as "s8", whose products take half the time and count half; empty for none.
   """
-  total = 0.0
-  for computation, instructions in program.computations.items():
-    times = program.executions.get(computation, 0)
-    shapes = program.shapes(computation) if times else {}
-    total += times * sum(_flops(instruction, shapes, fast) for instruction in instructions) if times else 0.0
-  return total
+  return sum((times * _flops(one, shapes, fast) for one, times, shapes, _ in program.executed()), 0.0)
 
 
 def instruction_flops(program: Program, instruction: Instruction, shapes: dict[str, str], fast: str = "") -> float:
@@ -55,16 +50,13 @@ def _flops(instruction: Instruction, shapes: dict[str, str], fast: str) -> float
 def kernels(program: Program) -> tuple[float, int]:
   """Return (the FLOPs of all executions of kernels, the number of executions with unknown FLOPs)."""
   total, unknown = 0.0, 0
-  for computation, instructions in program.computations.items():
-    times = program.executions.get(computation, 0)
-    shapes = program.shapes(computation) if times else {}
-    for instruction in instructions if times else ():
-      if instruction.opcode == "custom-call" and _KERNEL in instruction.rest:
-        found = _kernel(instruction)
-        total, unknown = total + times * (found or 0.0), unknown + times * (found is None)
-      elif instruction.opcode == "convolution" and _RAGGED in instruction.rest:
-        # Printed as the product of every row with every group's matrix, one step of the window for each group.
-        total += times * _convolution(instruction, shapes) / math.prod(_window(instruction.rest)["size"])
+  for instruction, times, shapes, _ in program.executed():
+    if instruction.opcode == "custom-call" and _KERNEL in instruction.rest:
+      found = _kernel(instruction)
+      total, unknown = total + times * (found or 0.0), unknown + times * (found is None)
+    elif instruction.opcode == "convolution" and _RAGGED in instruction.rest:
+      # Printed as the product of every row with every group's matrix, one step of the window for each group.
+      total += times * _convolution(instruction, shapes) / math.prod(_window(instruction.rest)["size"])
   return total, unknown
 
 
@@ -81,11 +73,9 @@ def _kernel(instruction: Instruction) -> float | None:
 def cycles(program: Program) -> float:
   """Return the TPU compiler's estimated cycles of all fusions and copies, without kernels and collectives."""
   total = 0.0
-  for computation, instructions in program.computations.items():
-    times = 0 if computation in program.fused else program.executions.get(computation, 0)
-    for instruction in instructions if times else ():
-      if _RAGGED_CALL not in instruction.rest:
-        total += times * (own_cycles(instruction) or 0)
+  for instruction, times, _, computation in program.executed():
+    if computation not in program.fused and _RAGGED_CALL not in instruction.rest:
+      total += times * (own_cycles(instruction) or 0)
   return total
 
 

@@ -23,13 +23,9 @@ def seconds(program: Program, peak: float, bandwidth: float, fast: str = "") -> 
   """Return the sum over all executed operations of the longer of FLOPs / `peak` and bytes / `bandwidth`; `fast` as in
   `products.flops`."""
   total = 0.0
-  for computation, instructions in program.computations.items():
-    apart = computation in program.fused or computation in program.asynchronous
-    times = 0 if apart else program.executions.get(computation, 0)
-    shapes = program.shapes(computation) if times else {}
-    for instruction in instructions if times else ():
-      if instruction.opcode in (*_FREE, *KINDS) or instruction.opcode.endswith(("-start", "-done", "-update")):
-        continue
+  for instruction, times, shapes, computation in program.executed():
+    unpaid = instruction.opcode in (*_FREE, *KINDS) or instruction.opcode.endswith(("-start", "-done", "-update"))
+    if not unpaid and program.alone(computation):
       calculated = products.instruction_flops(program, instruction, shapes, fast)
       total += times * max(calculated / peak, moved(program, instruction, shapes) / bandwidth)
   return total
