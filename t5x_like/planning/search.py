@@ -183,12 +183,14 @@ def search(request: Request, most: int, timeout_seconds: float, tell: Callable[[
   """Return plans of the `most` best candidates, fastest first; candidates that do not fit come last.
 
   Args:
-    tell: receives a line about each finished candidate.
+    tell: receives a line about the overrides that candidates replace, and about each finished candidate.
   """
   listed = planned(dataclasses.replace(request, search=True), timeout_seconds)
   if "candidates" not in listed:
     raise UserError(f"--search: {listed['verdict']}")
   kept = [one for one in request.overrides if not one.startswith((*_SEARCHED, "accumulation_steps"))]
+  if replaced := [one for one in request.overrides if one not in kept]:
+    tell(f"searched in place of what is given: {' '.join(replaced)}")
   waiting, plans = listed["candidates"], []
   while waiting and len(plans) < most:
     one, waiting = waiting[0], waiting[1:]

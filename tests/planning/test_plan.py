@@ -274,8 +274,9 @@ def test_search_plans_the_best_and_ranks_what_fits(monkeypatch, capsys):
   flags = ("--topology=cpu:8", "--search=3", "--config.total_steps=5", "--config.batch_size=64")
   assert plan.main([NANO, *flags]) == 0
   lines = capsys.readouterr().out.splitlines()
-  assert [names[i] in lines[4 + n] for n, i in enumerate((1, 0, 2))] == [True] * 3 and "told" in lines[-1]
-  assert "'--config.mesh={\"fsdp\":8}'" in lines[4]
+  assert lines[0] == "searched in place of what is given: batch_size=64"
+  assert [names[i] in lines[5 + n] for n, i in enumerate((1, 0, 2))] == [True] * 3 and "told" in lines[-1]
+  assert "'--config.mesh={\"fsdp\":8}'" in lines[5]
 
 
 def test_search_tries_fewer_rows_of_what_does_not_fit(monkeypatch):
