@@ -212,7 +212,7 @@ class _Head:
 
   def powers(self) -> tuple[jax.Array, jax.Array]:
     """Return exp(logit - maximum) and the inverse of its sums over the keys, float32 [T, S] and [T, 1]."""
-    logits = _product(self["q"], self["k"], 1, 1)
+    logits = product(self["q"], self["k"], 1, 1)
     if "bias" in self.refs:
       logits += self["bias"]
     logits = self.masked(logits, NEGATIVE)
@@ -228,27 +228,28 @@ class _Head:
     return weights * jnp.where(keep, rescaled, 0.0)
 
 
-def _product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
+def product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
+  """Multiply two matrices over an axis of each; return float32."""
   return jax.lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def _forward(head: _Head) -> None:
   powers, inverse = head.powers()
-  head["out"] = _product(head.dropped(powers).astype(head["v"].dtype), head["v"], 1, 0) * inverse
+  head["out"] = product(head.dropped(powers).astype(head["v"].dtype), head["v"], 1, 0) * inverse
 
 
 def _backward(head: _Head) -> None:
   powers, inverse = head.powers()
   weights, d_out = powers * inverse, head["d_out"]
-  d_weights = head.dropped(_product(d_out, head["v"], 1, 1))
+  d_weights = head.dropped(product(d_out, head["v"], 1, 1))
   d_logits = weights * (d_weights - jnp.sum(weights * d_weights, axis=-1, keepdims=True))
   d_logits = head.masked(d_logits, 0.0)
   if "d_bias" in head.refs:
     head["d_bias"] += d_logits
   d_logits = d_logits.astype(d_out.dtype)
-  head["dq"] = _product(d_logits, head["k"], 1, 0)
-  head["dk"] = _product(d_logits, head["q"], 0, 0)
-  head["dv"] = _product(head.dropped(weights).astype(d_out.dtype), d_out, 0, 0)
+  head["dq"] = product(d_logits, head["k"], 1, 0)
+  head["dk"] = product(d_logits, head["q"], 0, 0)
+  head["dv"] = product(head.dropped(weights).astype(d_out.dtype), d_out, 0, 0)
 
 
 make = Fused

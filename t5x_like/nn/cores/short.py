@@ -20,9 +20,10 @@ from jax.experimental import pallas as pl
 
 from t5x_like.nn.cores._devices import PerDevice
 from t5x_like.nn.cores.dense import NEGATIVE
+from t5x_like.nn.cores.fused import LANES, product
 from t5x_like.parallel.constrain import platform
 
-LANES, KEYS = 128, 64  # a register's width; the lanes of a head
+KEYS = 64  # lanes of a head, half of a register
 FEWEST, WIDTHS = 16, (8, 16, 32, 64)  # tokens; columns of a head
 _ABSENT = -1e30  # logits of keys that pad a head's lanes; below NEGATIVE, so that rows without any allowed key are even
 _TILE, _ROWS = 8, 32  # sequences of a tile, and of a step of LANES columns
@@ -64,12 +65,13 @@ class Short(PerDevice):
       return jnp.pad(x.reshape(*x.shape[:2], -1), ((0, more), (0, 0), (0, 0))).swapaxes(0, 1)
 
     allowed = mask.dense()
+    given = {"bias": _in_pairs(bias.astype(jnp.float32))}
     if allowed is not None:
       allowed = jnp.broadcast_to(allowed[:, 0], (allowed.shape[0], T, T))
       most = ((0, more if len(allowed) > 1 else 0), (0, _padded(T) - T), (0, KEYS - T))
       allowed = jnp.pad(allowed, most, constant_values=True).astype(jnp.int8)
-      allowed = jnp.concatenate([allowed, allowed], axis=2)
-    out = _attend(N, *map(tokens_first, (q, k, v)), _in_pairs(bias.astype(jnp.float32)), allowed)
+      given["allowed"] = jnp.concatenate([allowed, allowed], axis=2)
+    out = _attend(N, *map(tokens_first, (q, k, v)), given)
     return out.swapaxes(0, 1)[:B].reshape(B, T, N, -1)
 
 
@@ -86,23 +88,21 @@ def _padded(T: int) -> int:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(heads: int, q_TBX, k_TBX, v_TBX, bias, allowed) -> jax.Array:
+def _attend(heads: int, q_TBX, k_TBX, v_TBX, more: dict) -> jax.Array:
   """Attend with heads side by side.
 
   Args:
-    bias: float32 [pairs of heads, padded T, 128], see `_in_pairs`.
-    allowed: int8 [B or 1, padded T, 128] or None, the same for both heads of a pair.
+    more: `bias` float32 [pairs of heads, padded T, 128], see `_in_pairs`, and maybe `allowed` int8 [B or 1, padded T,
+      128], the same for both heads of a pair.
   """
-  more = {"bias": bias} | ({} if allowed is None else {"allowed": allowed})
   return _call(_forward, heads, dict(q=q_TBX, k=k_TBX, v=v_TBX), more, dict(out=q_TBX), _FORWARD_COST)["out"]
 
 
 def _backward_pass(heads, inputs, d_out):
-  q, k, v, bias, allowed = inputs
-  arrays, more = dict(q=q, k=k, v=v, d_out=d_out.astype(q.dtype)), dict(bias=bias)
-  more |= {} if allowed is None else {"allowed": allowed}
-  found = _call(_backward, heads, arrays, more, dict(dq=q, dk=k, dv=v, d_bias=bias), _BACKWARD_COST)
-  return found["dq"], found["dk"], found["dv"], found["d_bias"], None
+  q, k, v, more = inputs
+  arrays, shapes = dict(q=q, k=k, v=v, d_out=d_out.astype(q.dtype)), dict(dq=q, dk=k, dv=v, d_bias=more["bias"])
+  found = _call(_backward, heads, arrays, more, shapes, _BACKWARD_COST)
+  return found["dq"], found["dk"], found["dv"], {name: found.get(f"d_{name}") for name in more}
 
 
 _attend.defvjp(lambda heads, *inputs: (_attend(heads, *inputs), inputs), _backward_pass)
@@ -211,7 +211,7 @@ class _Group:
   def powers(self, r, q: jax.Array, keys: jax.Array) -> jax.Array:
     """Return exp(logit - its head's maximum)."""
     bias = [self.refs["bias"][self.first + p] for p in range(self.pairs)]
-    logits = self.masked(r, _product(q, keys, 1, 1)[: self.T] + jnp.concatenate(bias, axis=1), NEGATIVE)
+    logits = self.masked(r, product(q, keys, 1, 1)[: self.T] + jnp.concatenate(bias, axis=1), NEGATIVE)
     return jnp.exp(logits - self.of_heads(jnp.max, logits, 2 * _ABSENT))
 
   def of_heads(self, reduce, x: jax.Array, neutral: float) -> jax.Array:
@@ -225,16 +225,12 @@ class _Group:
     return jnp.concatenate(found, axis=1)
 
 
-def _product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
-  return jax.lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32)
-
-
 def _forward(group: _Group, rows: list) -> None:
   dtype = group.refs["q"].dtype
   ones = jnp.concatenate([own.astype(jnp.float32).astype(dtype) for own in group.own])
   for r in rows:
     powers = group.powers(r, group.tokens("q", r), group.diagonal("k", r)).astype(dtype)
-    out = _product(powers, group.diagonal("v", r), 1, 0) / _product(powers, ones, 1, 0)
+    out = product(powers, group.diagonal("v", r), 1, 0) / product(powers, ones, 1, 0)
     group.refs["out"][r, : group.T, group.lanes] = out.astype(dtype)
 
 
@@ -243,15 +239,15 @@ def _backward(group: _Group, rows: list) -> None:
   for r in rows:
     q, d_out, keys = group.tokens("q", r), group.tokens("d_out", r), group.diagonal("k", r)
     powers = group.powers(r, q, keys)
-    d_weights = _product(d_out, group.diagonal("v", r), 1, 1)[: group.T]
+    d_weights = product(d_out, group.diagonal("v", r), 1, 1)[: group.T]
     weights = powers / group.of_heads(jnp.sum, powers, 0.0)
     d_logits = weights * (d_weights - group.of_heads(jnp.sum, weights * d_weights, 0.0))
     d_logits = group.masked(r, d_logits, 0.0)
     total += d_logits
     weights, d_logits = (jnp.pad(x, ((0, KEYS - group.T), (0, 0))).astype(dtype) for x in (weights, d_logits))
-    refs["dq"][r, :, group.lanes] = _product(d_logits, keys, 1, 0).astype(dtype)
-    refs["dk"][r, :, group.lanes] = group.off_diagonal(_product(d_logits, q, 0, 0)).astype(dtype)
-    refs["dv"][r, :, group.lanes] = group.off_diagonal(_product(weights, d_out, 0, 0)).astype(dtype)
+    refs["dq"][r, :, group.lanes] = product(d_logits, keys, 1, 0).astype(dtype)
+    refs["dk"][r, :, group.lanes] = group.off_diagonal(product(d_logits, q, 0, 0)).astype(dtype)
+    refs["dv"][r, :, group.lanes] = group.off_diagonal(product(weights, d_out, 0, 0)).astype(dtype)
   for p in range(group.pairs):
     refs["d_bias"][group.first + p] += total[:, p * LANES : (p + 1) * LANES]
 
