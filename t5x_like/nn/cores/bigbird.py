@@ -18,7 +18,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import Core
 from t5x_like.nn.cores._blocks import blocked, padded
-from t5x_like.nn.cores.dense import NEGATIVE, Dense
+from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.linear import wide_einsum
 from t5x_like.nn.mask import Mask
 from t5x_like.slots import Condition, Positive
@@ -88,9 +88,7 @@ class BigBird(Core):
     if self.plan == "first":
       first = jnp.arange(logits.shape[-1]) < b
       logits = logits + jnp.where(first, np.float32(np.log1p(self.random_blocks)), np.float32(0))
-    logits = jnp.where(_visible(valid, n, b, sights), logits, NEGATIVE)
-    probs = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
-    probs = softmax.dropout(probs, keys[1])
+    probs = softmax.dropout(Dense.weights(logits, _visible(valid, n, b, sights), v.dtype), keys[1])
     at_ends, at_near, at_far = jnp.split(probs, [2 * b, 5 * b], axis=-1)
     middle = jnp.einsum("BnKGTS,BSKH->BnTKGH", at_ends, v_ends) + jnp.einsum("BnKGTS,BnSKH->BnTKGH", at_near, v_near)
     if far:

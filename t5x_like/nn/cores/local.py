@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from t5x_like.nn.cores import Core
 from t5x_like.nn.cores._blocks import blocked
-from t5x_like.nn.cores.dense import NEGATIVE, Dense
+from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.linear import wide_einsum
 from t5x_like.nn.mask import Mask
 from t5x_like.slots import Positive
@@ -79,9 +79,8 @@ class Local(Core):
     cuts = own, near, own, near, near, near
     fields = [x if x is None else rows(_broadcast(x, lead), cut) for x, cut in zip(fields, cuts, strict=True)]
     allowed = Mask(*fields, causal=mask.causal, window=mask.window).dense()
-    logits = jnp.where(allowed.reshape(lead, n, *allowed.shape[1:]), logits, NEGATIVE)
-
-    probs = softmax.dropout(jax.nn.softmax(logits, axis=-1).astype(v.dtype), softmax.key)
+    probs = Dense.weights(logits, allowed.reshape(lead, n, *allowed.shape[1:]), v.dtype)
+    probs = softmax.dropout(probs, softmax.key)
     probs = probs.reshape(B, n, K, N // K, w, -1)
     out = jnp.einsum("BnKGTS,BnSKH->BnTKGH", probs, near(v))
     return out.reshape(B, n * w, N, H)[:, :T]
