@@ -62,6 +62,16 @@ def test_old_chips_have_little_memory(T, S, heads, width, biased, chip, refuses)
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("width", [80, 96])
+def test_cross_attention_of_odd_lengths_with_a_row_that_sees_nothing(width):
+  """And with biases of each row."""
+  T, S = 19, 45
+  mask = Mask(positions(T), positions(S), k_valid=jnp.arange(S)[None] < jnp.array([[S], [0]]))
+  args = (*cases.qkv(T=T, S=S, H=width), jnp.asarray(cases.normal(2, 4, T, S, seed=3)), None)
+  cases.assert_equals_dense(CORE, mask, args, rows=jnp.ones((2, T), bool))
+
+
+@pytest.mark.more
 def test_rows_and_heads_of_a_step_in_16_bits():
   """Two heads of width 64 fill a register; eight rows of 24 tokens share a step."""
   q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv(B=8, T=24, S=40, N=4, K=4, H=64))
