@@ -16,7 +16,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.feed_forward import Experts
-from t5x_like.nn.feed_forward._router import Router, Routing, float32_product, shares, total
+from t5x_like.nn.feed_forward._router import Router, Routing, shares, total
 from t5x_like.nn.layer import Statistics
 
 
@@ -49,13 +49,13 @@ class NoisyRouter(Router):
       found = f"found 'noisy_top_k' with top_k={experts.top_k} and normalise={experts.normalise}"
       raise UserError(f"config.model.design.experts.router: {found}, expected top_k above 1 and normalised gates")
 
-  def routed(self, x_BTD: jax.Array, key: jax.Array | None) -> NoisyRouting:
-    clean_BTE = self.logits(x_BTD)
+  def routed(self, product: Callable, key: jax.Array | None) -> NoisyRouting:
+    clean_BTE = self.logits(product)
     if key is None:
       routing = self.chosen(clean_BTE)
       chances_BTE = jnp.sum(jax.nn.one_hot(routing.experts_BTk, clean_BTE.shape[-1], dtype=jnp.float32), axis=2)
       return NoisyRouting(**vars(routing), chances_BTE=chances_BTE)
-    deviation_BTE = jax.nn.softplus(float32_product(x_BTD, self.noise[...]))
+    deviation_BTE = jax.nn.softplus(product(self.noise[...]))
     noisy_BTE = clean_BTE + deviation_BTE * jax.random.normal(subkey(key, 1), clean_BTE.shape, jnp.float32)
     chances_BTE = _chances(clean_BTE, noisy_BTE, deviation_BTE, self.top_k)
     return NoisyRouting(**vars(self.chosen(noisy_BTE)), chances_BTE=chances_BTE)

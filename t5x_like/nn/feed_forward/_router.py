@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.dims import subkey
+from t5x_like.nn.dims import hashed, subkey
 from t5x_like.nn.feed_forward import Experts
 from t5x_like.nn.layer import Statistics
 
@@ -49,19 +50,16 @@ class Router(nnx.Module):
 
   def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
     """Route every token; randomness applies only with a key."""
-    x_BTD = x_BTD.astype(jnp.float32)
-    if key is not None and self.jitter:
-      low, high = 1.0 - self.jitter, 1.0 + self.jitter
-      x_BTD = x_BTD * jax.random.uniform(subkey(key, 0), x_BTD.shape, jnp.float32, low, high)
-    return self.routed(x_BTD, key)
+    seeds = jax.random.bits(subkey(key, 0), (2,)).astype(jnp.int32) if key is not None and self.jitter else None
+    return self.routed(lambda kernel_DE: float32_product(x_BTD, kernel_DE, seeds, self.jitter), key)
 
-  def routed(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
-    """Route tokens that are float32 already."""
-    return self.chosen(self.logits(x_BTD))
+  def routed(self, product: Callable, key: jax.Array | None) -> Routing:
+    """Route the tokens that `product` multiplies by a kernel [D, E]."""
+    return self.chosen(self.logits(product))
 
-  def logits(self, x_BTD: jax.Array) -> jax.Array:
+  def logits(self, product: Callable) -> jax.Array:
     """Return float32 [B, T, E]."""
-    logits_BTE = float32_product(x_BTD, self.kernel[...])
+    logits_BTE = product(self.kernel[...])
     return logits_BTE if self.bias is None else logits_BTE + self.bias[...]
 
   def chosen(self, logits_BTE: jax.Array) -> Routing:
@@ -148,6 +146,18 @@ def total(x: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
   return jnp.sum(x, axis=(0, 1))
 
 
-def float32_product(x_BTD: jax.Array, kernel_DE: jax.Array) -> jax.Array:
-  """Multiply in full float32; by default, accelerators round the factors to fewer bits."""
+@partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.checkpoint_dots, static_argnums=3)
+def float32_product(x_BTD: jax.Array, kernel_DE: jax.Array, seeds: jax.Array | None, jitter: float) -> jax.Array:
+  """Multiply in full float32 (by default, accelerators round the factors to fewer bits).
+
+  The backward pass keeps `x` in its own dtype.
+
+  Args:
+    seeds: two int32 numbers, from which each entry's factor in [1 - `jitter`, 1 + `jitter`] is drawn; None for none.
+  """
+  x_BTD = x_BTD.astype(jnp.float32)
+  if seeds is not None:
+    B, *rest = x_BTD.shape
+    bits = hashed(seeds, [jnp.arange(B, dtype=jnp.int32)[:, None, None]], (1, *rest))
+    x_BTD = x_BTD * (1.0 + jitter * 2.0**-31 * bits.astype(jnp.float32))
   return jnp.einsum("BTD,DE->BTE", x_BTD, kernel_DE, precision=jax.lax.Precision.HIGHEST)

@@ -270,6 +270,13 @@ def test_noise_only_with_a_key():
   np.testing.assert_array_equal(route(plain, x, jax.random.key(0)).logits_BTE, clean)
 
 
+@pytest.mark.parametrize("options", [{"jitter": 0.1}, {"router": "noisy_top_k"}, {"router": "sigmoid"}])
+def test_the_backward_pass_of_a_router_keeps_tokens_in_their_own_dtype(options):
+  router, key = layer(top_k=2, **options).router, jax.random.key(0)
+  back = jax.eval_shape(lambda x: jax.vjp(lambda x: router(x, key).gates_BTk, x)[1], tokens().astype(jnp.bfloat16))
+  assert not [x.shape for x in jax.tree.leaves(back) if x.dtype == jnp.float32 and x.ndim > 2 and x.shape[-1] == D]
+
+
 def test_dropout_only_with_a_key():
   for dispatch in ({}, ENOUGH):
     made = layer(dropout_rate=0.5, **dispatch)
