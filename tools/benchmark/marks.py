@@ -247,11 +247,11 @@ def _table(found: dict[str, dict | None]) -> str:
     if figures is None:
       lines.append(f"| {name} | failed |||||| {MARKS[name].published} |")
       continue
-    mfu, memory = figures["mfu"], figures["peak_gigabytes"]
+    mfu, memory, tokens = figures["mfu"], figures["peak_gigabytes"], figures["tokens_per_second"]
     cells = [
       f"{figures['seconds_per_step']:.4f}",
       f"{figures['examples_per_second']:.1f}",
-      f"{figures['tokens_per_second']:,.0f}",
+      f"{tokens:,.0f}" if tokens else "",
       f"{figures['fraction_of_matmul']:.1%}",
       f"{mfu:.1%}" if mfu else "",
       f"{memory:.1f}" if memory else "",
