@@ -42,6 +42,8 @@ def main(argv: list[str]) -> int:
   if args.hlo:
     outputs.Output(args.hlo, "--hlo", [recipe])  # the process that compiles writes it
   hardware.parse(args.topology, args.slices)
+  if not args.timeout_seconds > 0:
+    raise UserError(f"--timeout_seconds={args.timeout_seconds:g}: expected more than 0")
   request = child.Request(
     args.config, args.topology, args.slices, args.step, args.phase, tuple(overrides), args.hlo, trust=args.trust
   )
