@@ -8,7 +8,8 @@ A row is [CLS] question [SEP] context [SEP]. A context that is too long becomes 
 are 0, the place of [CLS], where there is no answer or the window does not hold all of it. Of several answers the first
 counts. Its characters are located in the context by `answer_start`, and the label is the shortest run of tokens that
 covers all of them: exactly the answer, unless it begins or ends within a token. An answer placed within another word is
-taken where it stands as words of its own, if it does anywhere.
+taken where it stands as words of its own, if it does anywhere. Training splits, whose names begin with `train`, lack
+empty questions; other splits have them. No split has questions with an empty context.
 
 `Task.examples` gives for each window `record`, `context`, `answers` (texts), `question` (the number of its question),
 `first` (the position in the row of its first context token), `spans`, int64 [n, 2]: the beginning and end of its tokens
@@ -67,12 +68,12 @@ def task(
 
   def example(record, where):
     question, context = (as_text(value(record, name, where), name, where) for name in ("question", "context"))
-    if not question.split() or not context.split():
-      return Skip("empty question" if not question.split() else "empty context")
+    if not context.split() or not (question.split() or source.gaps):
+      return Skip("empty context" if not context.split() else "empty question")
     answers = answers_of(value(record, "answers", where), where)
     start, end = contexts.located(context, *answers[0], where) if answers else (-1, -1)
     return {
-      "question": np.concatenate(contexts.cut(question.split())).astype(np.int32),
+      "question": np.array(sum(contexts.cut(question.split()), []), np.int32),
       "context": contexts(context).tokens,
       "answer_start": np.int32(start),
       "answer_end": np.int32(end),
@@ -133,7 +134,7 @@ def task(
     source,
     vocabulary,
     fields=("question", "context", "answers"),
-    facts={},
+    facts=source.with_gaps,
     streams={"question": False, "context": False},
     example=example,
     rows=rows,

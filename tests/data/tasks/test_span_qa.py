@@ -142,6 +142,20 @@ def test_rows_hold_the_label_in_every_window_with_the_whole_answer(tmp_path):
   assert held > 1
 
 
+@pytest.mark.parametrize("split, questions", [("train", [0]), ("validation", [0, 1])])
+def test_an_empty_question_is_not_learned_but_evaluated(split, questions, tmp_path):
+  record = {"context": "Ada met Dan.", "answers": [{"text": "Dan", "answer_start": 8}]}
+  lines = [json.dumps(record | {"question": question}) for question in ("Who?", "  ")]
+  (tmp_path / "q.jsonl").write_text("\n".join(lines) + "\n")
+  source = {"source": f"jsonl:{split}={tmp_path}/q.jsonl", "cache": str(tmp_path)}
+  built = task.build("span_qa", split, vocabulary="bytes", length=32, stride=4, **source)
+  assert [window["question"] for window in built.examples(())] == questions
+  (batch,) = loader.eval_batches(built, batch_size=len(questions))
+  for window, start, end in zip(built.examples(()), batch["span_start"], batch["span_end"]):
+    spans_n2 = window["spans"][start - window["first"] : end - window["first"] + 1]
+    assert window["context"][spans_n2[0, 0] : spans_n2[-1, 1]] == "Dan"
+
+
 @pytest.mark.parametrize("tokens, room, stride", [(20, 8, 3), (9, 8, 8), (30, 10, 1), (5, 8, 4)])
 def test_each_token_counts_in_the_window_with_most_context(tokens, room, stride):
   begins = range(0, max(tokens - room, 0) + stride, stride) if tokens > room else [0]
