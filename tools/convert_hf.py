@@ -121,7 +121,12 @@ def _vocabulary(config, directory: str, sentinels: str | None):
     return vocabularies.load(directory, sentinels)
   if sentinels is not None:
     raise UserError(f"--sentinels={sentinels}: {directory} has no tokenizer to take them from; leave the flag out")
-  return importing.vocabulary_of(config)
+  try:
+    return importing.vocabulary_of(config)
+  except UserError as error:
+    raise UserError(
+      f"{directory}: found no tokenizer; copy its files there, or prepare the recipe's data: {error}"
+    ) from error
 
 
 if __name__ == "__main__":

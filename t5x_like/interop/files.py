@@ -25,6 +25,7 @@ class Files:
     directory: the directory.
     renamed: maps a name in the files to the name that `read` takes, or to "" for a tensor that is left out.
     body: the prefix of the body's tensors, added to all names in files of the body alone, which lack it.
+    bare: whether names of the body alone have no prefix; one that all have, as in MiniLM's files, is taken off.
 
   Attributes:
     where: the directory, for messages.
@@ -36,7 +37,7 @@ class Files:
     UserError: there are no weights, or a file is missing, damaged or lacks a tensor of the index.
   """
 
-  def __init__(self, directory: pathlib.Path, renamed: Callable[[str], str], body: str = ""):
+  def __init__(self, directory: pathlib.Path, renamed: Callable[[str], str], body: str = "", bare: bool = False):
     self.where = str(directory)
     index = directory / INDEX
     if (directory / WEIGHTS).is_file():  # as the library does, whatever else lies there
@@ -58,7 +59,10 @@ class Files:
       more = f"; {pickles[0]} is a pickle, and pickles are not opened; save it again as safetensors" if pickles else ""
       raise UserError(f"{directory}: found neither {WEIGHTS} nor {INDEX}{more}")
     alone = "" if any(name.startswith(body) for name in at) else body
-    self._at = {alone + ours: (file, name) for name, file in at.items() if (ours := renamed(name))}
+    tops = {name.partition(".")[0] for name in at} if bare else set()
+    lead = f"{tops.pop()}." if len(tops) == 1 else ""
+    found = ((renamed(name.removeprefix(lead)), name, file) for name, file in at.items())
+    self._at = {alone + ours: (file, name) for ours, name, file in found if ours}
     self.names = set(self._at)
     self.held = sum(math.prod(file.shapes[name]) for file, name in self._at.values())
     dtypes = (_DTYPES.get(file.dtypes[name]) for name, file in at.items())

@@ -129,11 +129,13 @@ def type_of(values: dict):
 def _opened(values: dict, directory: pathlib.Path):
   """Return (family, files) of a directory with the values of its config."""
   family = _family(type_of(values), f"{directory}/config.json")
-  return family, _files(family, directory)
+  return family, _files(family, directory, values)
 
 
-def _files(family, directory: pathlib.Path) -> Files:
-  return Files(directory, getattr(family, "renamed", str), getattr(family, "BODY_PREFIX", ""))
+def _files(family, directory: pathlib.Path, values: dict) -> Files:
+  named = values.get("architectures") or ["Model"]
+  bare = hasattr(family, "HEADS") and isinstance(named, list) and str(named[0]).endswith("Model")
+  return Files(directory, getattr(family, "renamed", str), getattr(family, "BODY_PREFIX", ""), bare)
 
 
 @contextlib.contextmanager
@@ -197,7 +199,7 @@ def save(
   elif images and (processor := published_images.processor(images)):
     beside[published_images.FILE] = processor
   arrays = params.arrays(model)
-  unread = _unread(mapping, pathlib.Path(origin.path), family) if same else {}
+  unread = _unread(mapping, pathlib.Path(origin.path), family, old) if same else {}
   named = getattr(family, "written", lambda model: str)(model)
   mapping.tensors = [dataclasses.replace(tensor, name=named(tensor.name)) for tensor in mapping.tensors]
   try:
@@ -280,11 +282,11 @@ def _check(mapping: Mapping, files: Files) -> None:
       raise UserError(f"{files.where}: tensor {copy!r} differs from {name!r}, with which it is tied")
 
 
-def _unread(mapping: Mapping, directory: pathlib.Path, family) -> dict[str, np.ndarray]:
+def _unread(mapping: Mapping, directory: pathlib.Path, family, values: dict) -> dict[str, np.ndarray]:
   """Read the tensors that the model does not use from the files it was loaded from, if these still exist."""
   if not mapping.unread or not (directory / "config.json").is_file():
     return {}
-  files = _files(family, directory)
+  files = _files(family, directory, values)
   return {name: files.read(name) for name in sorted(files.names) if name.endswith(mapping.unread)}
 
 

@@ -87,6 +87,18 @@ def test_without_a_class_the_tensors_say_which_head(tmp_path):
     assert hf.load(str(tmp_path / case)).variant.head == head
 
 
+@pytest.mark.parametrize("classes", [["BertModel"], None])
+def test_a_body_alone_may_have_its_prefix(classes, tmp_path):
+  """As MiniLM's and other files that were cut from a pretrained model."""
+  test_golden.write("bert-body", tmp_path / "plain")
+  test_golden.write("bert-body", tmp_path / "long")
+  rewrite(tmp_path / "long", lambda tensors: {f"bert.{n}": x for n, x in tensors.items()}, architectures=classes)
+  plain, long = (hf.load(str(tmp_path / name)) for name in ("plain", "long"))
+  assert long.variant == plain.variant and long.variant.head == "pooled"
+  for name, array in params.arrays(plain).items():
+    assert np.array_equal(array, params.arrays(long)[name])
+
+
 def test_an_xlnet_without_its_language_model_fills_nothing(tmp_path):
   test_golden.write("xlnet-tokens", tmp_path / "model")
   with pytest.raises(UserError, match="says nothing about masked tokens"):
