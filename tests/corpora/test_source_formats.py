@@ -213,6 +213,8 @@ def test_words_of_conll_may_be_odd(tmp_path):
   assert read(f"conll:{tmp_path}/a") == ["# a\u00a0b c\u2028", "# x", "#"]
   (tmp_path / "a").write_text("# note\nx\tO\n\n# O\n")
   assert read(f"conll:{tmp_path}/a") == ["x"]
+  (tmp_path / "a").write_text("# id 7c15\tdomain=en\nx _ _ O\n\n# id 8\tdomain=en\n# _ _ O\n")  # MultiCoNER's
+  assert read(f"conll:{tmp_path}/a") == ["x", "#"]
 
 
 @pytest.mark.parametrize("number", ["1-x", "3-", "x", "-1", "\u00b2", "9" * 5000])

@@ -4,7 +4,7 @@ A record is a sentence: `tokens`, the words of the first column, and each column
 `-DOCSTART-` lines separate documents, whose sentences become one line each; in a file without these lines, each
 sentence is a document. The text field is the number of the column with the word, 0 by default; words are joined by
 spaces. Columns are separated by tabs or, in a line without tabs, by spaces. A line that begins with `# ` where a
-sentence may begin is a comment, unless it has as many columns as the next line: then `#` is a word.
+sentence may begin is a comment, unless it has as many columns as the next line, separated alike: then `#` is a word.
 """
 
 import itertools
@@ -60,19 +60,19 @@ def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
     UserError: a row lacks the column, or its number of columns differs from the first row of its sentence.
   """
   rows: list[list[str]] = []
-  marked: list[list[str]] = []  # lines that begin with `# ` where a sentence may begin
-  width = 0  # columns of a line separated by spaces, else 0
+  marked: list[tuple[tuple[bool, int], list[str]]] = []  # lines that begin with `# ` where a sentence may begin
+  seen = False, 0  # of the last other line: whether tabs separate its columns, and their number
   for number, line in itertools.chain(lines(path), [(0, "")]):  # a blank line ends the last sentence
     if isinstance(line, Skip):
       raise UserError(f"{path}:{number}: found a {line.reason}, expected one token per line")
     row = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
-    if not rows and line.startswith("# ") and "\t" not in line:
-      marked.append(row)
+    form = "\t" in line, len(row)
+    if not rows and line.startswith("# "):
+      marked.append((form, row))
       continue
     ends = line.startswith(_DOCUMENT) or not line.strip()
-    if not ends:
-      width = 0 if "\t" in line else len(row)
-    rows += [one for one in marked if len(one) == width]  # words, not comments: as wide as the next line
+    seen = seen if ends else form
+    rows += [one for kind, one in marked if kind == seen]  # words, not comments: as wide as the next line
     marked = []
     if ends:
       if rows:
