@@ -150,7 +150,9 @@ class Evaluator:
     from t5x_like import vocabularies
 
     vocabulary, truncated, rows = self._setting.task.vocabulary, 0, []
-    room = self._longest - 1 if self._encoder else max(self._longest - self._new, 2)
+    before = vocabularies.opening(vocabulary) if self._encoder else [vocabularies.start_id(vocabulary)]
+    after = [vocabulary.eos_id] * self._encoder
+    room = self._longest - len(before) - 1 if self._encoder else max(self._longest - self._new, 2)
     texts = [example["inputs"] for example in self._examples]
     marked = self._setting.task.marked
     texts = vocabularies.encode_sentinels_batch(vocabulary, texts) if marked else vocabulary.encode_batch(texts)
@@ -158,11 +160,12 @@ class Evaluator:
       whole = example.get("ids", encoded)
       truncated += len(whole) > room
       ids = list(map(int, whole[-room:] if "ids" in example else whole[:room]))
-      rows.append([*ids, vocabulary.eos_id] if self._encoder else [vocabularies.start_id(vocabulary), *ids])
+      rows.append([*before, *ids, *after])
     return rows, truncated
 
   def _rows(self, chosen: list[int], length: int) -> dict[str, np.ndarray]:
-    made = {name: np.zeros((len(chosen), length), np.int32) for name in ("tokens", "valid")}
+    pads = {"tokens": self._setting.task.vocabulary.pad_id or 0, "valid": 0}
+    made = {name: np.full((len(chosen), length), pad, np.int32) for name, pad in pads.items()}
     for row, number in enumerate(chosen):
       prompt = self._prompts[number]
       made["tokens"][row, : len(prompt)], made["valid"][row, : len(prompt)] = prompt, 1

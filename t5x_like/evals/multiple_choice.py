@@ -57,7 +57,7 @@ class Evaluator:
     scored = [n for n, example in enumerate(self._examples) if example["answers"]]
     found: dict[str, float] = {}
     if scored and "accuracy" in self._scores:
-      right = [self._best(self._examples[n], outputs[n]) in self._examples[n]["right"] for n in scored]
+      right = [outputs[n][: len(self._examples[n]["options"])].argmax() in self._examples[n]["right"] for n in scored]
       found["accuracy"] = 100.0 * float(np.mean(right))
     if scored and "answers" in self._scores:
       found |= Answers()([self._examples[n]["answers"] for n in scored], [predictions[n]["answer"] for n in scored])
@@ -66,12 +66,9 @@ class Evaluator:
       found["unlabelled"] = len(predictions) - len(scored)
     return Result(found, _labelled.samples(predictions), predictions)
 
-  def _best(self, example: dict, logits_C: np.ndarray) -> int:
-    """Return the place of the chosen option; others may have the same text."""
-    return int(logits_C[: len(example["options"])].argmax())
-
   def _prediction(self, example: dict, logits_C: np.ndarray) -> dict:
-    scores, best = logits_C[: len(example["options"])], self._best(example, logits_C)
+    scores = logits_C[: len(example["options"])]
+    best = int(scores.argmax())  # a place, as others may have the same text
     p = np.exp(scores - scores.max())
     by_text = "answers" in self._scores
     row = {

@@ -92,6 +92,17 @@ def test_rows_are_cut_to_the_length_of_their_texts(kind, tmp_path):
   assert evaluator._rows.tokens.shape[1] == 64 and {*evaluator._rows._lengths} == {32}
 
 
+def test_prompts_of_generated_texts_are_the_rows_of_training(tmp_path):
+  """Of BART's vocabulary too, whose rows begin with <s>, its id 0, and whose padding is 1."""
+  vocabulary = published.write(tmp_path / "bart", "bart")
+  extra = [f"task.vocabulary={vocabulary}", "task.inputs_length=48"]
+  evaluator, _, task, _ = made("generation", tmp_path, extra=extra, metrics=["exact"])
+  (batch,) = loader.eval_batches(task, batch_size=8, max_examples=8)
+  assert (batch["encoder_input_tokens"][:, 0] == 0).all() and 1 in batch["encoder_input_tokens"]
+  prompts = evaluator._features(evaluator._rows(list(range(8)), 48))
+  assert all(np.array_equal(x, batch[name]) for name, x in prompts.items())
+
+
 @pytest.mark.parametrize("marked", [False, True])
 def test_generated_texts_are_those_of_greedy_decoding_of_whole_rows(marked, tmp_path):
   (tmp_path / "d.conll").write_text("".join(f"Ada\tB\nsaw\tO\n{n}\tO\n\n" for n in range(16)))
