@@ -166,8 +166,8 @@ def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
 
 
 def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> None:
-  """Make all objects of every task's first run, but for its state: its data are prepared, and whatever does not fit is
-  known before the first task is learned. Finished runs are not looked at again.
+  """Make all objects of every task's first run, but for its state: its data are prepared, test sets too, and whatever
+  does not fit is known before the first task is learned. Finished runs are not looked at again.
 
   Raises:
     UserError: of the first task that cannot be run, which is named.
@@ -184,6 +184,8 @@ def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
       config = _config(f"{name}/{task}", benchmark, kinds[able[0]], rate, seed, able[0], options)
       made = assemble(resolve(config), str(folders[0]))
       suites.check(getattr(benchmark, kinds[able[0]]), made.evaluation.metrics())
+      for split in _tests(benchmark, config, options).values():
+        _built(config, split)
     except data.Unavailable:
       continue  # told, and left out or refused, when it is this task's turn
     except UserError as error:
@@ -261,10 +263,11 @@ def _one(
     workdirs.write(folder, ASKED, {"asked": asked})  # a run that is stopped goes on with the same flags alone
   config = _config(where, benchmark, kind, rate, seed, workdir, options)
   with opened(resolve(config), str(folder)) as tuned:
+    task = tuned.made.task
+    process.say(f"    {config.total_steps * config.batch_size / task.num_examples:.3g} epochs of {task.num_examples:,}")
     train(tuned)
-    best, truncated = tuned.best, getattr(tuned.made.task, "truncated", 0.0)
-  wanted = benchmark.test if options.submission and not options.max_examples else {}
-  tests = {file: split for file, split in wanted.items() if split in data.splits(config)}
+    best, truncated = tuned.best, getattr(task, "truncated", 0.0)
+  tests = _tests(benchmark, config, options)
   step, groups = best if best and not tests else _best(config, folder, tests)
   metrics = {
     f"{label}/{key}": value if math.isfinite(value) else None
@@ -303,10 +306,11 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
   recipe, _, argument = (options.recipe or RECIPES[kind]).partition(":")
   init = {"workdir": workdir, "step": options.step, "weights": not options.from_scratch}
   overrides = [f"seed={seed}", f"init={json.dumps(init)}"]
-  overrides += [f"{key}={found}" for key, found in _keys(benchmark, kind, options).items()]
+  places = data.keys(benchmark, getattr(benchmark, kind), options.data, options.data_dir)
+  overrides += [f"{key}={found}" for key, found in places.items()]
   if rate is not None:
     overrides.append(f"schedule.learning_rate={rate}")
-  changes = [*_changes(benchmark), *options.overrides]
+  changes = [*(f"{key}={json.dumps(value)}" for key, value in benchmark.config.items()), *options.overrides]
   overrides += [f"task.cache={_prepared(options)}", *changes]
   if benchmark.named:
     config = recipes.load(f"{recipe}:{where}{',' if argument else ''}{argument}", overrides)
@@ -323,7 +327,7 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
   data.check(config)
   epochs = options.epochs or benchmark.epochs or (None if benchmark.named else _EPOCHS)
   if epochs is not None and not any(word.startswith("total_steps=") for word in changes):
-    rows = _training(config).num_examples
+    rows = _built(config, config.train_split).num_examples
     config.total_steps = max(1, math.ceil(epochs * rows / config.batch_size))
   given = {word.split("=")[0].split(".")[-1] for word in changes}
   every, warm_up = math.ceil(config.total_steps / options.evaluations), max(1, config.total_steps // _WARM_UP)
@@ -332,16 +336,6 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
     if key in node and key not in given:
       node[key] = value
   return config
-
-
-def _keys(benchmark: Benchmark, kind: str, options: Options) -> dict[str, str]:
-  """Return the config's keys that say where the records are."""
-  return data.keys(benchmark, getattr(benchmark, kind), options.data, options.data_dir)
-
-
-def _changes(benchmark: Benchmark) -> list[str]:
-  """Return a task's own changes of the recipe as `KEY=VALUE`."""
-  return [f"{key}={json.dumps(value)}" for key, value in benchmark.config.items()]
 
 
 def _prepared(options: Options) -> str:
@@ -353,10 +347,16 @@ def _prepared(options: Options) -> str:
   return f"{shared[0].rstrip('/')}/suites/prepared" if shared else str(options.output / "prepared")
 
 
-def _training(config):
-  """Build the task of the training split; prepare its examples."""
+def _tests(benchmark: Benchmark, config, options: Options) -> dict[str, str]:
+  """Return the splits to predict for a submission that are there, by its file."""
+  wanted = benchmark.test if options.submission and not options.max_examples else {}
+  return {file: split for file, split in wanted.items() if split in data.splits(config)}
+
+
+def _built(config, split: str):
+  """Build the task of a split; prepare its examples."""
   arguments = resolve(config).task.to_dict()
-  return process.build_task("task", arguments.pop("name"), config.train_split, arguments)
+  return process.build_task("task", arguments.pop("name"), split, arguments)
 
 
 def _asked(workdir: str, benchmark: Benchmark, options: Options) -> dict[str, Any]:

@@ -108,6 +108,14 @@ def test_a_bad_file_gives_one_line(pretrained, tmp_path, capsys, change, words):
   assert words in line and "mine" in line and len(line) < 400
 
 
+def test_a_bad_test_set_is_told_before_anything_is_learned(pretrained, tmp_path, capsys):
+  words = command(pretrained, tmp_path, "glue", "--tasks=cola", "--config.task.length=64")
+  (tmp_path / "CoLA" / "test.tsv").write_text("index\tsentence\n0\tgood\tbad\n")
+  assert evaluate.main(words) == 2
+  assert "glue/cola: " in (line := capsys.readouterr().err.splitlines()[-1]) and "test.tsv:2: found 3 tab-sep" in line
+  assert not [*(tmp_path / "out").rglob("checkpoints")]
+
+
 def test_a_suite_of_a_module_is_imported_where_the_command_names_it(pretrained, tmp_path, capsys, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
   code = "from t5x_like.benchmarks.suites import Suite, glue\n"
