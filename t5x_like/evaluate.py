@@ -124,7 +124,8 @@ def main(argv: list[str]) -> None:
       process.say(f"  {name:<{width}}  {value:12,.4f}".rstrip("0").rstrip("."))
     if process.first():
       folder, name = f"{args.workdir}/evaluations", f"{step}_{label}_{group.split}"
-      content = {"step": step, "task": group.task, "split": group.split, "metrics": group.metrics}
+      metrics = {key: value if math.isfinite(value) else None for key, value in group.metrics.items()}
+      content = {"step": step, "task": group.task, "split": group.split, "metrics": metrics}
       workdir.write(folder, f"{name}.json", content)
       if group.predictions or group.samples:
         workdir.write_lines(folder, f"{name}.jsonl", group.predictions or group.samples)
@@ -206,9 +207,7 @@ def _suite(args, overrides: list[str]) -> None:
   )
   others = {_QUESTIONS: _asked(args, output / _QUESTIONS, workdirs)} if args.questions else {}
   if args.steps:
-    found = steps.run(names, options, args.steps)
-    table = steps.markdown(found)
-    return process.say(table)
+    return process.say(steps.markdown(steps.run(names, options, args.steps)))
   found = suite.run(names, options, others)
   process.say(tables.markdown(found))
   if not found["tasks"]:

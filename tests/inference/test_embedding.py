@@ -94,7 +94,8 @@ def test_cosines_are_held_against_numbers(converted, tmp_path):
     "cache": f"{tmp_path}/prepared",
     **{"text": "{a}", "pair": "{b}", "label_field": "score", "length": 48},
   }
-  changes = {"task": task, "objective": {"name": "classification"}, "evals": {"cosine": {"name": "embedding"}}}
+  evals = {"cosine": {"name": "embedding"}, "one": {"name": "embedding", "max_examples": 1}}
+  changes = {"task": task, "objective": {"name": "classification"}, "evals": evals}
   flags = [f"--config.{key}={json.dumps(value)}" for key, value in changes.items()]
   assert evaluate.main([f"--workdir={workdir}", "--config=configs/bert/base.py", *flags]) == 0
   found = json.loads((workdir / "evaluations" / "0_cosine_validation.json").read_text())["metrics"]
@@ -102,3 +103,5 @@ def test_cosines_are_held_against_numbers(converted, tmp_path):
   both = expected(directory, "mean")
   assert found["examples"] == len(pairs) and rows[4]["prediction"] == pytest.approx(1.0, abs=1e-5)
   assert rows[5]["prediction"] == pytest.approx(float(both[0] @ both[1]), abs=1e-5)
+  alone = json.loads((workdir / "evaluations" / "0_one_validation.json").read_text())["metrics"]
+  assert alone == {"examples": 1, "pearson": None, "spearman": None}  # which JSON has no number for
