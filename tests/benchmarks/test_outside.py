@@ -145,6 +145,15 @@ def test_a_changed_task_of_a_module_is_another(tmp_path, monkeypatch):
   assert tables[0] == tables[1] != tables[2] and outside.suite("glue").tasks["cola"].table is None
 
 
+def test_a_test_set_is_counted_beside_the_dev_set_or_not(tmp_path):
+  table = '[%s]\nform = "labelled"\nsource = "tsv:a.tsv"\ntext = "{a}"\n'
+  table += 'evaluated = {dev = "validation", test = "test"}\n'
+  (tmp_path / "mine.toml").write_text(table % "both" + table % "one" + 'counted = ["dev/spearman"]\n')
+  counted = {name: task.encoder.counted for name, task in outside.suite(f"{tmp_path}/mine.toml").tasks.items()}
+  assert counted["both"] == ("dev/pearson", "dev/spearman", "test/pearson", "test/spearman")
+  assert counted["one"] == ("dev/spearman",)
+
+
 def test_records_need_no_numbers(tmp_path):
   table = '[who]\nform = "labelled"\nsource = "tsv:train=a.tsv"\ntext = "{text}"\nlabels = ["a", "b"]\n'
   table += 'label_field = "kind"\n'

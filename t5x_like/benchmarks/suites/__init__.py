@@ -151,8 +151,7 @@ def labelled(
   `inputs` is the template of the text form, whose target is the label's name; or that form as a whole.
   """
   evaluated = evaluated or {"dev": "validation"}
-  found = counted or (scores if labels else ("pearson", "spearman"))
-  counted = tuple(f"{name}/{score}" for name in evaluated for score in found)
+  counted = _counted(evaluated, counted or (scores if labels else ("pearson", "spearman")))
   own = {"text": text} | ({"pair": pair} if pair else {}) | ({"labels": list(labels)} if labels else {})
   own |= {} if label_field == "label" else {"label_field": label_field}
   judge = {"name": "classification", "scores": list(scores), "ids": list(ids)}
@@ -171,6 +170,12 @@ def labelled(
     as_text = _text(inputs, f"{{{label_field}}}", metrics, counted, ids=ids, **lengths)
   files = files and dataclasses.replace(files, classes={label_field: labels or ()})
   return Benchmark(source, files, examples, encoder, as_text, evaluated, test=test or {})
+
+
+def _counted(evaluated: Mapping[str, Any], scores: Sequence[str]) -> tuple[str, ...]:
+  """Return the counted scores: each of every evaluation, or of one, if it is spelled as `dev/bleu`."""
+  found = [score if "/" in score else f"{name}/{score}" for name in evaluated for score in scores]
+  return tuple(dict.fromkeys(found))
 
 
 def _text(inputs, targets, metrics, counted, *, inputs_length, targets_length, ids=(), **judge) -> Form:
@@ -228,7 +233,7 @@ def chosen(
     {"name": "multiple_choice", "length": length} | given | task,
     {"name": "multiple_choice"},
     {"name": "multiple_choice", "scores": list(scores), "ids": list(ids)},
-    tuple(f"{name}/{score}" for name in evaluated for score in counted),
+    _counted(evaluated, counted),
     {"name": "multiple_choice", "choices": choices},
   )
   if files and "answers" not in task:
@@ -251,15 +256,10 @@ def generated(
   evaluated: Mapping[str, str | Values] | None = None,
   **judge: Any,
 ) -> Benchmark:
-  """Make a benchmark of generated text; `judge` are further arguments of the evaluator.
-
-  A score in `counted` is that of every evaluation, or of one: `dev/bleu`.
-  """
+  """Make a benchmark of generated text; `judge` are further arguments of the evaluator."""
   evaluated = evaluated or {"dev": "validation"}
-  scores = [score if "/" in score else f"{name}/{score}" for name in evaluated for score in counted]
-  scores = tuple(dict.fromkeys(scores))
   lengths = {"inputs_length": inputs_length, "targets_length": targets_length}
-  text = _text(inputs, targets, list(metrics), scores, **lengths, **judge)
+  text = _text(inputs, targets, list(metrics), _counted(evaluated, counted), **lengths, **judge)
   return Benchmark(source, files, examples, text=text, evaluated=evaluated)
 
 
