@@ -62,7 +62,8 @@ class Mixing:
     sides_2 = tf.cast(size_2, tf.float32)
     cut_2 = tf.sqrt(1.0 - _beta(self.cutmix, u_N[2])) * sides_2
     start_2 = tf.floor(u_N[3:5] * sides_2 - cut_2 / 2)
-    low_2, high_2 = tf.maximum(start_2, 0.0), tf.minimum(start_2 + tf.round(cut_2), sides_2)
+    low_2 = tf.maximum(start_2, 0.0)
+    high_2 = tf.clip_by_value(start_2 + tf.round(cut_2), low_2, sides_2)  # of a box that rounds to nothing at a border
     box_4 = tf.cast(tf.concat([low_2, high_2 - low_2], 0), tf.int32)
     y, x, h, w = tf.unstack(box_4)
     rows_HXC = image_YXC[y : y + h]

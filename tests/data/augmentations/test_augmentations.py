@@ -114,6 +114,13 @@ def test_the_share_is_what_is_left_of_the_image(mixing):
   assert np.std(shares) > 0.1
 
 
+@pytest.mark.parametrize("middle", [(0.0, 0.5), (0.5, 0.0), (0.0, 0.0)])
+def test_a_box_of_less_than_half_a_pixel_at_a_border_cuts_nothing(middle):
+  white, black = tf.ones((28, 28, 1)), tf.zeros((28, 28, 1))
+  mixed, share = Mixing(cutmix=1.0)(white, black, tf.constant([0.0, 0.0, 1 - 2e-4, *middle]))
+  assert mixed.shape == (28, 28, 1) and np.all(mixed == 1) and share == 1
+
+
 @pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0])
 def test_shares_have_the_beta_distribution(alpha):
   u = (np.arange(4000) + 0.5) / 4000
