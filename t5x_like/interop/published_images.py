@@ -15,6 +15,7 @@ from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 FILE = "preprocessor_config.json"
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's
+_SHORTEST = ("Bit", "CLIP", "ConvNext")  # processors whose size, if it is one number, is the shorter side's
 
 
 def classes(values: dict[str, Any], labels: int) -> LabelVocabulary:
@@ -51,14 +52,21 @@ def task_of(variant, values: dict[str, Any], directory: str, flag: str) -> dict[
       )
     return {"name": "object_detection" if detects else "image_classification"}
   pixels = {"mean": mean, "std": std, "channels": variant.channels}
-  size = found.get("size") if isinstance(found.get("size"), dict) else {}
+  kind = str(found.get("image_processor_type") or found.get("feature_extractor_type") or "")
+  size = found.get("size")
+  if isinstance(size, int):  # of older files
+    shortest = {"shortest_edge": size, "longest_edge": found.get("max_size")}
+    size = shortest if detects or kind.startswith(_SHORTEST) else {"height": size, "width": size}
+  size = size if isinstance(size, dict) else {}
   edges = {name: n for name, n in size.items() if isinstance(n, int) and 0 < n < 2**15}
   if detects:
     sides_2 = edges.get("shortest_edge", 800), edges.get("longest_edge", 1333)
     return {"name": "object_detection", "shortest": sides_2[0], "resolution": sides_2[1]} | pixels
-  if "height" in edges and not found.get("do_center_crop"):
+  convnext, edge = kind.startswith("ConvNext"), edges.get("shortest_edge", edges.get("height"))
+  squeezed = found.get("crop_mode") == "squash" or "height" in edges and not found.get("do_center_crop")
+  if squeezed or convnext and edge and edge >= 384:
     return {"name": "image_classification", "resolution": side, "fit": "squeezed"} | pixels
-  share = found.get("crop_pct") or (min(sides(side)) / edges["shortest_edge"] if "shortest_edge" in edges else 1.0)
+  share = found.get("crop_pct") or (0.875 if convnext else min(sides(side)) / edge if edge else 1.0)
   crop = float(share) if isinstance(share, int | float) and 0 < share <= 1 else 1.0
   return {"name": "image_classification", "resolution": side, "crop": crop} | pixels
 

@@ -39,6 +39,28 @@ def test_what_is_written_is_read_back(task, expected, tmp_path):
   assert found | expected == found
 
 
+@pytest.mark.parametrize(
+  "kind, own, expected",
+  [  # as published files have them
+    ("ViTFeatureExtractor", {"size": 224}, {"fit": "squeezed"}),
+    ("DeiTFeatureExtractor", {"size": 256, "do_center_crop": True, "crop_size": 224}, {"crop": 0.875}),
+    ("ConvNextFeatureExtractor", {"size": 224, "crop_pct": 0.875}, {"crop": 0.875}),
+    ("ConvNextImageProcessor", {"size": {"shortest_edge": 224}}, {"crop": 0.875}),
+    ("ConvNextImageProcessor", {"size": {"shortest_edge": 384}, "crop_pct": 0.875}, {"fit": "squeezed"}),
+    ("CLIPFeatureExtractor", {"size": 224, "do_center_crop": True, "crop_size": 224}, {"crop": 1.0}),
+    ("DetrFeatureExtractor", {"size": 512, "max_size": 640}, {"shortest": 512, "resolution": 640}),
+  ],
+)
+def test_older_files_and_each_processor_are_followed(kind, own, expected, tmp_path):
+  content = {"feature_extractor_type": kind, "image_mean": [0.5] * 3, "image_std": [0.5] * 3} | own
+  (tmp_path / published_images.FILE).write_text(json.dumps(content))
+  variant = (
+    SimpleNamespace(channels=3, resolution=224) if "Detr" not in kind else SimpleNamespace(channels=3, queries=5)
+  )
+  found = published_images.task_of(variant, {}, str(tmp_path), "--workdir")
+  assert found | expected == found and ("crop" in found) + ("fit" in found) + ("shortest" in found) == 1
+
+
 def test_images_that_the_library_prepares_otherwise_have_no_file():
   task = {"name": "image_classification", "resolution": [28, 40]}
   assert published_images.processor(task) is None and published_images.pretrained(task) == {}
