@@ -3,7 +3,7 @@
 A table has a header and one row per box, in cells separated by commas, or by tabs in a `.tsv` file: the name of the
 image below the directory after the `@` (by default the table's own), which may lack its `.jpg`, `.jpeg` or `.png`, the
 class, and the edges `xmin`, `ymin`, `xmax`, `ymax`. Edges are pixels, or shares of the image if none in the table is
-above 1. An image whose row has no class has no objects. `objects` are as in TensorFlow datasets.
+above 2. An image whose row has no class has no objects. `objects` are as in TensorFlow datasets.
 """
 
 import csv
@@ -21,12 +21,13 @@ from t5x_like.files.places import place
 
 _EDGES = ("ymin", "xmin", "ymax", "xmax")
 _NAMES = {  # the columns, by the names that they have in the tables of tools
-  "image": ("image", "filename", "file_name", "file", "path", "imageid", "image_id"),
-  "label": ("class", "label", "name", "category", "labelname"),
-  **{edge: (edge, f"{edge[0]}_{edge[1:]}", f"bbox_{edge}") for edge in _EDGES},
+  "image": ("image", "filename", "file_name", "file", "path", "imageid", "image_id", "image_name"),
+  "label": ("class", "label", "name", "category", "labelname", "class_name"),
+  **{edge: (edge, f"{edge[0]}_{edge[1:]}", f"bbox_{edge}", edge[0] + str(1 + ("max" in edge))) for edge in _EDGES},
 }
 
-_ENDINGS = ("", ".jpg", ".jpeg", ".png")  # of images that a table names without them, as Open Images does
+_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")  # names may lack them, as in Open Images
+_WIDEST = 2.0  # an edge that is a share of the image; some are a little beyond 1
 
 Row = tuple[str, list[float]]  # class, edges
 
@@ -52,9 +53,9 @@ class Source(Base):
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
     path, folder = self._parts[split]
     table = _table(path)
-    shares = all(edge <= 1 for rows in table.values() for _, edges in rows for edge in edges)
+    shares = not any(edge > _WIDEST for rows in table.values() for _, edges in rows for edge in edges)
     for name, rows in list(table.items())[slice(*part) if part else slice(None)]:
-      tried = [f"{folder}/{name}{ending}" for ending in _ENDINGS[: 1 if os.path.splitext(name)[1] else None]]
+      tried = (f"{folder}/{name}{ending}" for ending in _ENDINGS)
       file = next((file for file in tried if place(file).exists()), None)
       if file is None:
         yield f"{path}, image {name}", Skip(f"no such file in {folder}, which FILE@FOLDER names")

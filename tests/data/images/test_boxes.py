@@ -255,16 +255,19 @@ def test_boxes_from_a_table_are_those_of_voc(tmp_path):
   assert ours.num_examples == 2 and ours.classes == ("cell", "dot") and ours.boxes.ends.tolist() == [2, 2]
   np.testing.assert_allclose(ours.boxes.boxes, theirs.boxes, atol=1e-6)
   np.testing.assert_allclose(ours.boxes.areas, theirs.areas, rtol=1e-5)
-  shares = [f"a\t{name}\t{x0 / X}\t{x1 / X}\t{y0 / Y}\t{y1 / Y}" for name, (y0, x0, y1, x1) in GOOD]
+  shares = [f"a.1\t{name}\t{x0 / X}\t{x1 / X}\t{y0 / Y}\t{y1 / Y}" for name, (y0, x0, y1, x1) in GOOD]
   header = "ImageID\tLabelName\tXMin\tXMax\tYMin\tYMax"
-  other = built(tabled(tmp_path / "two", shares, header, "boxes.tsv"), tmp_path)
-  np.testing.assert_allclose(other.boxes.boxes, theirs.boxes, atol=1e-6)
+  other = tabled(tmp_path / "two", [*shares, "a.1\tdot\t0.5\t1.01\t0.5\t1"], header, "boxes.tsv")
+  (tmp_path / "two" / "pictures" / "a.png").rename(tmp_path / "two" / "pictures" / "a.1.PNG")
+  found = built(other, tmp_path).boxes
+  np.testing.assert_allclose(found.boxes, [*theirs.boxes, (0.5, 0.5, 1, 1)], atol=1e-6)
+  assert found.left_out == {"boxes cut off at the border": 1}
 
 
 @pytest.mark.parametrize(
   "rows, header, words",
   [
-    (["a.png,cat,1,2,3"], "filename,class,xmin,ymin,xmax", "boxes.csv:1: .*expected one for the ymax: ymax, y_max"),
+    (["a.png,cat,1,2,3"], "filename,class,xmin,ymin,xmax", "csv:1: .*one for the ymax: ymax, .*, y2"),
     (["a.png,1,1,cat,x,2,3,4"], None, "boxes.csv:2: found could not convert .*expected numbers for ymin"),
     (["../a.png,1,1,cat,1,2,3,4"], None, "boxes.csv:2: found the image '../a.png', expected a path below"),
     (["a.png,1"], None, "boxes.csv:2: found 2 columns, expected at least 8"),
