@@ -66,19 +66,26 @@ class Source(Base):
 
 
 def _splits_inside(folder: str) -> dict[str, list[str]]:
-  """Return the folders of splits in a folder that has nothing else; none if it holds classes."""
+  """Return the folders of splits in a folder that has nothing else; none if it holds classes.
+
+  A test without classes, as competitions have it, is left out.
+  """
   if _archives.split(folder):
-    below = [name for name in _below(folder) if "/" in name]
-    inside = {name.split("/")[0]: f"{folder}/{name.split('/')[0]}" for name in below}
-    deeper = any(name.count("/") >= 2 for name in below)
-    return _by_split(inside) if deeper and {name.lower() for name in inside} <= SPLIT_WORDS.keys() else {}
-  found = globs.matches(f"{glob.escape(folder)}/*")
-  inside = {os.path.basename(path): path for path in found if globs.kind(path) == "directory"}
-  if not inside or not {name.lower() for name in inside} <= SPLIT_WORDS.keys():
+    inside = {name.split("/")[0] for name in _below(folder) if "/" in name}
+  else:
+    found = globs.matches(f"{glob.escape(folder)}/*")
+    inside = {os.path.basename(path) for path in found if globs.kind(path) == "directory"}
+  if not {name.lower() for name in inside} <= SPLIT_WORDS.keys():
     return {}
-  if not any(globs.kind(path) == "directory" for path in globs.matches(f"{glob.escape(folder)}/*/*")):
-    return {}
-  return _by_split(inside)
+  known = {name for name in inside if _has_folders(f"{folder}/{name}")}
+  kept = known and (name for name in inside if name in known or SPLIT_WORDS[name.lower()] != "test")
+  return _by_split({name: f"{folder}/{name}" for name in kept})
+
+
+def _has_folders(folder: str) -> bool:
+  if _archives.split(folder):
+    return any("/" in name for name in _below(folder))
+  return any(globs.kind(path) == "directory" for path in globs.matches(f"{glob.escape(folder)}/*"))
 
 
 def _by_split(inside: dict[str, str]) -> dict[str, list[str]]:

@@ -74,6 +74,8 @@ def test_folders_of_splits_inside_a_folder_are_its_splits(tmp_path):
   opened = open_source(source)
   assert opened.splits == ("train", "validation", "test") and opened.classes("label") == ("cat", "dog")
   assert opened.name == "pets" and built(source, tmp_path, split="validation").num_examples == 2
+  flat = folders(tmp_path / "flat", images | {"test/y.png": encoded(NOISE)})
+  assert open_source(flat).splits == ("train", "validation")  # images without classes
   # Classes may have such names: images lie right in them.
   classes = folders(tmp_path / "words", {"test/1.png": encoded(NOISE), "train/2.png": encoded(NOISE)})
   assert open_source(classes).splits == ("train",) and open_source(classes).classes("label") == ("test", "train")
@@ -85,6 +87,7 @@ def test_a_zip_archive_of_folders_is_its_folders(top, tmp_path):
   plain = open_source(folders(tmp_path / "pets", images))
   with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:
     aside = {"train/cat/.DS_Store": b"?", "__MACOSX/train/cat/x.png": b"?", "README.md": b"?", "train/labels.csv": b"?"}
+    aside["test/1.png"] = b"without a class"
     for name, data in {**images, **aside}.items():
       archive.writestr(f"{top}{name}" if not name.startswith("__") else name, data)
   source = f"folders:{tmp_path}/pets.zip"
