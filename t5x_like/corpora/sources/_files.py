@@ -112,6 +112,15 @@ class FileSource(Source):
     return {"form": self.format, "splits": splits}
 
 
+def bytes_of(path: str) -> bytes:
+  """Return the bytes of a file; raise UserError if it cannot be read."""
+  try:
+    with place(path).open("rb") as file:
+      return file.read()
+  except OSError as error:
+    raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+
+
 def lines(path: str, ends: bool = False) -> Iterator[tuple[int, str | Skip]]:
   """Yield (line number from 1, line, with its terminator if `ends`) of a plain or compressed UTF-8 file.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources import Source as Base
-from t5x_like.corpora.sources._files import _files, _name, _patterns, lines
+from t5x_like.corpora.sources._files import _files, _name, _patterns, bytes_of, lines
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names
 from t5x_like.files.places import place
@@ -61,11 +61,7 @@ class Source(Base):
         yield f"{path}, image {name}", Skip(f"no such file in {folder}, which FILE@FOLDER names")
         continue
       objects = {"bbox": [edges for _, edges in rows], "label": [label for label, _ in rows]}
-      try:
-        with place(file).open("rb") as opened:
-          yield file, {"image": opened.read(), "objects": objects} | ({} if shares else {"pixels": True})
-      except OSError as error:
-        raise UserError(f"{file}: cannot be read ({one_line(error)})") from error
+      yield file, {"image": bytes_of(file), "objects": objects} | ({} if shares else {"pixels": True})
 
   def changed(self, split: str) -> list[int | None]:
     return [place(self._parts[split][0]).changed()]

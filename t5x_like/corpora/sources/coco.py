@@ -12,7 +12,7 @@ from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources import Source as Base
-from t5x_like.corpora.sources._files import _files, _name, _patterns
+from t5x_like.corpora.sources._files import _files, _name, _patterns, bytes_of
 from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
@@ -43,13 +43,13 @@ class Source(Base):
 
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
     path, folder = self._parts[split]
-    content = _load(path)
-    names, own = _categories(content, path), {}
-    for number, one in enumerate(content["annotations"]):
+    known = _load(path)
+    names, own = _categories(known, path), {}
+    for number, one in enumerate(known["annotations"]):
       if not isinstance(of := one.get("image_id"), int | str):
         raise UserError(f"{path}, annotation {number}: found a JSON {kind_of(of)} for image_id, expected an image's id")
       own.setdefault(of, []).append(one)
-    for number, image in list(enumerate(content["images"]))[slice(*part) if part else slice(None)]:
+    for number, image in list(enumerate(known["images"]))[slice(*part) if part else slice(None)]:
       where = f"{path}, image {number}"
       try:
         if not file_names.is_inside(image["file_name"]):
@@ -73,11 +73,7 @@ class Source(Base):
       if not place(file).exists():
         yield where, Skip(f"no such file in {folder}")
         continue
-      try:
-        with place(file).open("rb") as opened:
-          yield where, {"image": opened.read(), "objects": objects, ANNOTATED: (round(height), round(width))}
-      except OSError as error:
-        raise UserError(f"{file}: cannot be read ({one_line(error)})") from error
+      yield where, {"image": bytes_of(file), "objects": objects, ANNOTATED: (round(height), round(width))}
 
   def changed(self, split: str) -> list[int | None]:
     return [place(self._parts[split][0]).changed()]
@@ -107,22 +103,17 @@ def _images_of(path: str) -> str:
 
 
 def _load(path: str) -> dict[str, Any]:
-  try:
-    with place(path).open("rb") as file:
-      content = file.read()
-  except OSError as error:
-    raise UserError(f"{path}: cannot be read ({one_line(error)}), expected COCO's JSON of instances") from error
-  found = checked_json.parsed(content, dict, path, "COCO's JSON of instances")
+  found = checked_json.parsed(bytes_of(path), dict, path, "COCO's JSON of instances")
   for key in ("images", "annotations", "categories"):
     if not isinstance(found.get(key), list) or not all(isinstance(one, dict) for one in found[key]):
       raise UserError(f"{path}: found no list of objects {key!r}, expected COCO's JSON of instances")
   return found
 
 
-def _categories(content: dict[str, Any], path: str) -> dict[int, str]:
+def _categories(known: dict[str, Any], path: str) -> dict[int, str]:
   """Return category names by id, in the order of the ids."""
   try:
-    names = {one["id"]: one["name"] for one in sorted(content["categories"], key=lambda one: one["id"])}
+    names = {one["id"]: one["name"] for one in sorted(known["categories"], key=lambda one: one["id"])}
   except (KeyError, TypeError) as error:
     raise UserError(f"{path}: found a category without id or name, expected both in each") from error
   if not all(isinstance(i, int) and isinstance(name, str) for i, name in names.items()):

@@ -16,8 +16,8 @@ from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, _archives
 from t5x_like.corpora.sources import Source as Base
-from t5x_like.corpora.sources._files import SPLIT_WORDS, _patterns
-from t5x_like.errors import UserError, one_line
+from t5x_like.corpora.sources._files import SPLIT_WORDS, _patterns, bytes_of
+from t5x_like.errors import UserError
 from t5x_like.files import globs
 from t5x_like.files.places import place
 
@@ -134,11 +134,7 @@ def _is_image(name: str) -> bool:
 def _read(path: str) -> bytes | None:
   if found := _archives.split(path):
     return _archives.read(*found)
-  try:
-    with place(path).open("rb") as file:
-      return file.read()
-  except OSError as error:
-    raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+  return bytes_of(path)
 
 
 def _print(path: str) -> tuple[int, int | None]:

@@ -1,10 +1,10 @@
 """`voc:DIR` or `voc:train=PART,validation=PART`: images with boxes in Pascal VOC's layout; fields `image`, `objects`.
 
-DIR holds Annotations/*.xml and JPEGImages. ImageSets/Main/*.txt list its splits, with `val` renamed to `validation`;
-without lists, everything is `train`. A PART is such a list, or a directory to take whole. The names of the folders may
-have other letter cases. `objects` are as in TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the
-image), `label`, `area` in pixels, `is_crowd`. Objects marked difficult are crowds: VOC neither asks for nor punishes
-their detection.
+DIR holds Annotations/*.xml and JPEGImages, or images. ImageSets/Main/*.txt list its splits, with `val` renamed to
+`validation`; without lists, everything is `train`. A PART is such a list, or a directory to take whole. The names of
+the folders may have other letter cases. `objects` are as in TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as
+shares of the image), `label`, `area` in pixels, `is_crowd`. Objects marked difficult are crowds: VOC neither asks for
+nor punishes their detection.
 """
 
 import functools
@@ -17,13 +17,14 @@ from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources import Source as Base
-from t5x_like.corpora.sources._files import _name, _patterns, decode
+from t5x_like.corpora.sources._files import _name, _patterns, bytes_of, decode
 from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names, globs
 from t5x_like.files.places import place
 
 _SPLITS = {"train": "train", "val": "validation", "trainval": "trainval", "test": "test"}
+_PICTURES = ("images", "JPEGImages")
 
 
 class Source(Base):
@@ -48,9 +49,9 @@ class Source(Base):
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
     for path, image in self._files[split][slice(*part) if part else slice(None)]:
       if image is None:
-        yield path, Skip("no image of that name in JPEGImages")
+        yield path, Skip(f"no image of that name in {_PICTURES[1]}")
         continue
-      yield path, {"image": _read(image)} | _annotation(path)
+      yield path, {"image": bytes_of(image)} | _annotation(path)
 
   def changed(self, split: str) -> list[int | None]:
     return [place(path).changed() for pair in self._files[split] for path in pair if path]
@@ -83,27 +84,19 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
   found = sorted(map(os.path.basename, globs.matches(f"{glob.escape(annotations)}/*.[xX][mM][lL]")))
   stems = [os.path.splitext(name)[0] for name in found]
   if listed:  # names, which may have spaces; a list of one class has 1, 0 or -1 behind them
-    known, lines = {*stems}, filter(None, map(str.strip, decode(_read(part), part).splitlines()))
+    known, lines = {*stems}, filter(None, map(str.strip, decode(bytes_of(part), part).splitlines()))
     stems = [line if line in known else line.split()[0] for line in lines]
     stems = [file_names.check(part, stem, "list names without .xml") for stem in stems]
   if odd := [stem for stem in stems if not file_names.is_name(stem)]:
     raise UserError(f"{part}: found {file_names.shown(odd[0])}, expected names of annotations, without their directory")
   if not stems:
     raise UserError(f"source voc:{part}: found no annotations, expected DIR/Annotations/*.xml or a list of their names")
-  pictures = globs.matches(f"{glob.escape(_inside(folder, 'JPEGImages'))}/*")
+  pictures = [path for name in _PICTURES for path in globs.matches(f"{glob.escape(_inside(folder, name))}/*")]
   images = {os.path.basename(path).rpartition(".")[0]: path for path in pictures}
   pairs = [(_inside(annotations, f"{stem}.xml"), images.get(stem)) for stem in stems]
   if missing := next((path for path, _ in pairs if not place(path).exists()), None):
     raise UserError(f"{part}: names {os.path.basename(missing)}, but found no file {missing}")
   return pairs
-
-
-def _read(path: str) -> bytes:
-  try:
-    with place(path).open("rb") as file:
-      return file.read()
-  except OSError as error:
-    raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
 
 
 class _Builder(ElementTree.TreeBuilder):
@@ -121,7 +114,7 @@ def _annotation(path: str) -> Record:
 def _parsed(path: str, changed: int | None) -> Record:
   """Parse the objects of an annotation; if it lacks the image's size, boxes are in `pixels`."""
   try:
-    root = ElementTree.fromstring(_read(path), ElementTree.XMLParser(target=_Builder()))
+    root = ElementTree.fromstring(bytes_of(path), ElementTree.XMLParser(target=_Builder()))
     height, width = (int(root.findtext(f"size/{side}") or 0) for side in ("height", "width"))
     known = height and width
     y, x = (height, width) if known else (1, 1)

@@ -219,6 +219,8 @@ def test_voc_in_any_letter_case_and_difficult_objects_are_neither_asked_for_nor_
   for folder in ("Annotations", "JPEGImages", "ImageSets"):
     (tmp_path / "voc" / folder).rename(tmp_path / "voc" / folder.lower())
   (tmp_path / "voc" / "annotations" / "b.xml").rename(tmp_path / "voc" / "annotations" / "b.XML")
+  (tmp_path / "voc" / "Images").mkdir()  # another name of the folder
+  (tmp_path / "voc" / "jpegimages" / "b.png").rename(tmp_path / "voc" / "Images" / "b.png")
   for source, split in ((f"voc:{tmp_path}/voc", "validation"), (f"voc:test={tmp_path}/voc", "test")):
     made = built(source, tmp_path, split=split)
     assert made.num_examples == 2 and made.boxes.crowds.tolist() == [True, False, False, False]
