@@ -61,7 +61,9 @@ class FrozenBatchNorm(nnx.Module):
   def __init__(self, channels: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5):
     starts = {"scale": params.ones, "bias": params.zeros, "mean": params.zeros, "variance": params.ones}
     for name, init in starts.items():
-      setattr(self, name, params.param(rngs, init, (channels,), (None,)))
+      array = params.param(rngs, init, (channels,), (None,))
+      array.set_metadata(fixed=True)
+      setattr(self, name, array)
     self.epsilon = epsilon
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:

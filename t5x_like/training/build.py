@@ -116,7 +116,7 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
   if steps := {name: p.step for name, p in named.items() if hasattr(p, "step")}:
     optimizer = slots.module("signed", training).moved(optimizer, steps)
   optimizer = slots.module("ema", training).added(optimizer, schedule, config.optimizer)
-  trained = [name for name in tune.trained(named) if not name.startswith(REFERENCE)]
+  trained = [n for n in tune.trained(named) if not (n.startswith(REFERENCE) or hasattr(named[n], "fixed"))]
   if len(trained) == len(named):
     return optimizer, None
   return tunings.only(optimizer, trained), frozenset(trained)
