@@ -26,11 +26,11 @@ class Setting:
     task: the task to evaluate on; see `data.task.Task`.
     batches: `(max_examples) -> iterator` of this host's rows of fixed-shape batches, each example once; see
       `data.loader.eval_batches`.
-    batch_size: rows of a global batch.
-    rules: mesh and sharding rules.
+    batch_size, rules: rows of a global batch; mesh and sharding rules.
     on: `(split) -> Setting` for another split of the task.
     vocabulary: the run's vocabulary, if it is not the task's, as for a task of labelled images; None is the task's.
     beat: called before every call of a compiled function.
+    split: the task's; None if unknown.
   """
 
   model: object
@@ -42,6 +42,7 @@ class Setting:
   on: Callable[[str], "Setting"] | None = None
   vocabulary: object | None = None
   beat: Callable[[], None] = lambda: None
+  split: str | None = None
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes and dtypes of a global batch, without `example_index`."""
@@ -54,8 +55,7 @@ class Setting:
 
   def placed(self, batches: Iterator[dict[str, np.ndarray]]) -> Iterator[dict[str, jax.Array]]:
     """Turn batches of this host's rows into global arrays."""
-    sharding = self.rules.batch()
-    rows = local_rows(sharding, self.batch_size)
+    rows = local_rows(sharding := self.rules.batch(), self.batch_size)
     for batch in batches:
       yield from_local_rows(sharding, rows, batch, self.batch_size)
 

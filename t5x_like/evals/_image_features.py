@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
+from t5x_like.corpora.sources import parted
 from t5x_like.errors import UserError
 from t5x_like.evals import Setting
 from t5x_like.parallel.rules import fetch
@@ -22,17 +23,17 @@ class Features:
     support: the setting of the other split.
 
   Raises:
-    UserError: the model is not for labelled images, or the two splits are the same.
+    UserError: the model is not for labelled images, or the two splits share images.
   """
 
   def __init__(self, setting: Setting, support_split: str, where: str):
     if not hasattr(setting.model, "features") or setting.task.labels is None or setting.on is None:
       raise UserError(f"evaluator {where}: is for models and tasks of labelled images, not task {setting.task.name}")
     self.support = setting.on(support_split)
-    if self.support is setting:
+    if self.support is setting or parted(setting.split or "")[0] == parted(support_split)[0]:  # firsts of one split
       raise UserError(
-        f"evaluator {where}: split and support_split are both {support_split!r}, so the images that it learns from"
-        " would be scored; set either to another split"
+        f"evaluator {where}: found the split {setting.split!r} and the support_split {support_split!r}, so images that"
+        " it learns from would be scored; set either to another split"
       )
     self._run = setting.jit(lambda model, batch: (model.features(batch), batch["label"], batch["example_index"]))
 

@@ -23,7 +23,7 @@ class Evaluator:
     max_examples: the number of images to score, from the first; None means all.
 
   Raises:
-    UserError: the model is not for images, or the two splits are the same.
+    UserError: the model is not for images, or the two splits share images.
   """
 
   def __init__(

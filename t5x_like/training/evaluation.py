@@ -89,7 +89,7 @@ class Evaluation:
 
         vocabulary = task.vocabulary if slot == "task" else self.task.vocabulary
         on = lambda other: setting(slot, values, other)  # noqa: E731
-        settings[key] = Setting(model, objective, task, batches, size, rules, on, vocabulary, self._beat)
+        settings[key] = Setting(model, objective, task, batches, size, rules, on, vocabulary, self._beat, split)
       return settings[key]
 
     self._asked: Callable[[], bool] = lambda: False

@@ -365,8 +365,7 @@ def test_the_split_of_its_instance_is_scored(name, runs):
     right_of = case.right
   for split, label in zip(SCORED, (f"{name}_own", f"{name}_held")):
     found = run.metrics[label]
-    right = right_of(split)
-    assert any(found[case.metric] == pytest.approx(value, abs=1e-3) for value in right), (split, found, right)
+    assert any(found[case.metric] == pytest.approx(right, abs=1e-3) for right in right_of(split)), (split, found)
     size = SIZES[split] if name != "span_infilling" else run.opened(split)[2].num_examples
     assert found[case.count] == size, (split, found)
 
@@ -381,10 +380,11 @@ def test_evaluate_says_which_split_was_scored(runs, capsys):
     assert saved["metrics"]["8_shot_top1"] == pytest.approx(run.metrics[label]["8_shot_top1"])
 
 
-def test_few_shot_refuses_to_score_the_images_that_it_learns_from(runs, capsys):
-  given = json.dumps({"few": {"name": "few_shot", "split": "train", "shots": 8}})
+@pytest.mark.parametrize("name, split", [("few_shot", "train"), ("knn", "train[:9]")])
+def test_evaluators_refuse_to_score_images_that_they_learn_from(name, split, runs, capsys):
+  given = json.dumps({"few": {"name": name, "split": split}})
   assert evaluate.main([f"--workdir={runs('images').workdir}", f"--config.evals={given}"]) == 2
-  assert "split and support_split are both 'train'" in capsys.readouterr().err
+  assert f"found the split {split!r} and the support_split 'train'" in capsys.readouterr().err
 
 
 class Shadowing:
