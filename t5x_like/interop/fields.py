@@ -21,7 +21,7 @@ _WITHOUT_EFFECT = frozenset(
   summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout summary_last_dropout
   is_encoder_decoder tf_legacy_loss pretraining_tp _num_labels author is_llama_config model_max_length
   neftune_noise_alpha predict_special_tokens sbert_ce_default_activation_function scalable_attention
-  sentence_transformers tokenizer_name transformers.js_config unsloth_fixed unsloth_version
+  sentence_transformers tokenizer_name transformers.js_config unsloth_fixed unsloth_version output_router_logits
   """.split()
 )
 

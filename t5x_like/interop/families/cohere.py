@@ -68,17 +68,13 @@ def config(model, model_type: str | None) -> dict:
 
 
 def tensors(m: Mapping) -> None:
-  m.copy("model.embed_tokens.weight", "embed/table")
-  m.copies["lm_head.weight"] = "model.embed_tokens.weight"
-  m.ignored = ("rotary_emb.inv_freq",)
+  llama.map_table(m)
   m.norm("model.norm", "decoder/final_norm")
   block = "decoder/blocks/parallel"
   for layer, (_, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
     theirs, attention = f"model.layers.{layer}", f"{block}/layer/self_attention"
     m.norm(f"{theirs}.input_layernorm", f"{block}/in_norm", at)
     m.attention(f"{theirs}.self_attn", attention, at, names=llama.NAMES)
-    if m.model.variant.design.qk_norm:
-      m.norm(f"{theirs}.self_attn.q_norm", f"{attention}/q_norm", at)
-      m.norm(f"{theirs}.self_attn.k_norm", f"{attention}/k_norm", at)
-    for their_name, name in (("gate_proj", "gate"), ("up_proj", "wi"), ("down_proj", "wo")):
-      m.linear(f"{theirs}.mlp.{their_name}", f"{block}/layer/mlp/{name}", at)
+    for name in ("q_norm", "k_norm") if m.model.variant.design.qk_norm else ():
+      m.norm(f"{theirs}.self_attn.{name}", f"{attention}/{name}", at)
+    llama.gated(m, f"{theirs}.mlp", f"{block}/layer/mlp", at)

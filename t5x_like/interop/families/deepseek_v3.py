@@ -8,6 +8,7 @@ import numpy as np
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import causal
+from t5x_like.interop.families import llama
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import deepseek
@@ -37,7 +38,7 @@ def build(fields: Fields, names: set[str]):
       f"{fields.origin}: field 'quantization_config' is there: the kernels are in 8 bits, which are not read; take a"
       " copy of the model in bfloat16, as fp8_cast_bf16.py of DeepSeek-V3's repository writes it"
     )
-  fields.ignore("max_position_embeddings", "attention_dropout", "output_router_logits", "ep_size", "aux_loss_alpha")
+  fields.ignore("max_position_embeddings", "attention_dropout", "ep_size", "aux_loss_alpha")
   fields.ignore("seq_aux", "num_local_experts", "qk_head_dim", "head_dim", "num_nextn_predict_layers", "num_mtp_layers")
   for name, value in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
     fields.only(name, value)
@@ -163,12 +164,7 @@ def _mscale(design, head_dim: int, position: dict) -> dict[str, float]:
 def tensors(m: Mapping) -> None:
   variant = m.model.variant
   dims, dense = variant.dims, variant.design.dense_layers
-  m.copy("model.embed_tokens.weight", "embed/table")
-  if variant.design.tied:
-    m.copies["lm_head.weight"] = "model.embed_tokens.weight"
-  else:
-    m.transposed("lm_head.weight", "head/kernel")
-  m.ignored = ("rotary_emb.inv_freq",)
+  llama.map_table(m)
   rest = "decoder/rest" if dense else "decoder"
   m.norm("model.norm", f"{rest}/final_norm")
   for layer in range(dims.layers):
@@ -211,18 +207,8 @@ def _layer(m: Mapping, theirs: str, stack: str, at: int, dense: bool) -> None:
   mlp = f"{stack}/blocks/{'mlp' if dense else 'moe'}"
   m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/in_norm", at)
   if dense:
-    return _gated(m, f"{theirs}.mlp", f"{mlp}/layer", at)
+    return llama.gated(m, f"{theirs}.mlp", f"{mlp}/layer", at)
   m.transposed(f"{theirs}.mlp.gate.weight", f"{mlp}/layer/router/kernel", at)
   m.copy(f"{theirs}.mlp.gate.e_score_correction_bias", f"{mlp}/layer/router/balance", at)
-  _gated(m, f"{theirs}.mlp.shared_experts", f"{mlp}/layer/shared", at)
-  for expert in range(m.model.variant.design.experts.experts):
-    for their_name, name in _GATED.items():
-      m.transposed(f"{theirs}.mlp.experts.{expert}.{their_name}.weight", f"{mlp}/layer/{name}", at, expert)
-
-
-_GATED = {"gate_proj": "gate", "up_proj": "wi", "down_proj": "wo"}
-
-
-def _gated(m: Mapping, theirs: str, ours: str, at: int) -> None:
-  for their_name, name in _GATED.items():
-    m.linear(f"{theirs}.{their_name}", f"{ours}/{name}", at)
+  llama.gated(m, f"{theirs}.mlp.shared_experts", f"{mlp}/layer/shared", at)
+  llama.experts(m, f"{theirs}.mlp.experts", f"{mlp}/layer", at)

@@ -113,4 +113,4 @@ def _feed_forward(m: Mapping, theirs: str, ours: str, at: int) -> None:
   ours = ours.format("mlp")
   m.norm(f"{theirs}.pre_feedforward_layernorm", f"{ours}/in_norm", at)
   m.norm(f"{theirs}.post_feedforward_layernorm", f"{ours}/res_norm", at)
-  llama.gated(m, theirs, ours, at)
+  llama.gated(m, f"{theirs}.mlp", f"{ours}/layer", at)

@@ -23,7 +23,7 @@ def build(fields: Fields, names: set[str]):
       f"{fields.origin}: field 'quantization_config' is there: the experts are in 4 bits (MXFP4), which are not read;"
       " load the model in transformers with quantization_config=Mxfp4Config(dequantize=True) and save it again"
     )
-  fields.ignore("experts_per_token", "initial_context_length", "num_experts", "output_router_logits")
+  fields.ignore("experts_per_token", "initial_context_length", "num_experts")
   for name, value in (("hidden_act", "silu"), ("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
     fields.only(name, value)
   experts, top_k = fields.take("num_local_experts", 128), fields.take("num_experts_per_tok", 4)

@@ -15,6 +15,7 @@ MODEL_TYPES = ("llama", "mistral")
 MODELS = (llama.Model,)
 BODY_PREFIX = "model."
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
+GATED = {"gate_proj": "gate", "up_proj": "wi", "down_proj": "wo"}
 EPSILON = 1e-6  # if the config has none
 
 
@@ -123,12 +124,7 @@ def tensors(m: Mapping) -> None:
 
 def map_decoder(m: Mapping, feed_forward: Callable) -> None:
   """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix, block)` maps."""
-  m.copy("model.embed_tokens.weight", "embed/table")
-  if m.model.variant.design.tied:
-    m.copies["lm_head.weight"] = "model.embed_tokens.weight"
-  else:
-    m.transposed("lm_head.weight", "head/kernel")
-  m.ignored = ("rotary_emb.inv_freq",)
+  map_table(m)
   m.norm("model.norm", "decoder/final_norm")
   for layer, (suffix, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
     theirs, attention = f"model.layers.{layer}", f"decoder/blocks/self_attention{suffix}"
@@ -141,12 +137,29 @@ def map_decoder(m: Mapping, feed_forward: Callable) -> None:
     feed_forward(m, theirs, f"decoder/blocks/{{}}{suffix}", at)
 
 
+def map_table(m: Mapping) -> None:
+  """Map the token table and the output projection."""
+  m.copy("model.embed_tokens.weight", "embed/table")
+  if m.model.variant.design.tied:
+    m.copies["lm_head.weight"] = "model.embed_tokens.weight"
+  else:
+    m.transposed("lm_head.weight", "head/kernel")
+  m.ignored = ("rotary_emb.inv_freq",)
+
+
 def mlp(m: Mapping, theirs: str, ours: str, at: int) -> None:
   ours = ours.format("mlp")
   m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
-  gated(m, theirs, ours, at)
+  gated(m, f"{theirs}.mlp", f"{ours}/layer", at)
 
 
 def gated(m: Mapping, theirs: str, ours: str, at: int) -> None:
-  for their_name, name in (("gate_proj", "gate"), ("up_proj", "wi"), ("down_proj", "wo")):
-    m.linear(f"{theirs}.mlp.{their_name}", f"{ours}/layer/{name}", at)
+  for their_name, name in GATED.items():
+    m.linear(f"{theirs}.{their_name}", f"{ours}/{name}", at)
+
+
+def experts(m: Mapping, theirs: str, ours: str, at: int, names: dict[str, str] = GATED) -> None:
+  """Map experts with tensors of their own."""
+  for expert in range(m.model.variant.design.experts.experts):
+    for their_name, name in names.items():
+      m.transposed(f"{theirs}.{expert}.{their_name}.weight", f"{ours}/{name}", at, expert)

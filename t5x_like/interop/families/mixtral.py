@@ -18,7 +18,6 @@ def build(fields: Fields, names: set[str]):
   experts, top_k = fields.take("num_local_experts", 8), fields.take("num_experts_per_tok", 2)
   if not 2 <= top_k <= experts:  # a single normalised gate would be constant
     raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
-  fields.ignore("output_router_logits")
   design = dataclasses.replace(
     mixtral.DESIGN,
     norm_epsilon=fields.take("rms_norm_eps", 1e-5),
@@ -74,6 +73,4 @@ def _experts(m: Mapping, theirs: str, ours: str, at: int) -> None:
   ours, block = ours.format("moe"), f"{theirs}.block_sparse_moe"
   m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
   m.transposed(f"{block}.gate.weight", f"{ours}/layer/router/kernel", at)
-  for expert in range(m.model.variant.design.experts.experts):
-    for their_name, name in (("w1", "gate"), ("w2", "wo"), ("w3", "wi")):
-      m.transposed(f"{block}.experts.{expert}.{their_name}.weight", f"{ours}/layer/{name}", at, expert)
+  llama.experts(m, f"{block}.experts", f"{ours}/layer", at, {"w1": "gate", "w2": "wo", "w3": "wi"})

@@ -70,4 +70,4 @@ def tensors(m: Mapping) -> None:
 def _feed_forward(m: Mapping, theirs: str, ours: str, at: int) -> None:
   m.norm(f"{theirs}.post_attention_layernorm", f"{ours.format('self_attention')}/res_norm", at)
   m.norm(f"{theirs}.post_feedforward_layernorm", f"{ours.format('mlp')}/res_norm", at)
-  llama.gated(m, theirs, ours.format("mlp"), at)
+  llama.gated(m, f"{theirs}.mlp", f"{ours.format('mlp')}/layer", at)

@@ -47,7 +47,7 @@ def _windows(fields: Fields, every: bool) -> tuple[int | None, ...]:
 
 
 def _experts(fields: Fields) -> Experts:
-  fields.ignore("intermediate_size", "output_router_logits")
+  fields.ignore("intermediate_size")
   fields.only("decoder_sparse_step", 1)
   fields.only("mlp_only_layers", [], None)
   experts = fields.take("num_local_experts", 0) or fields.take("num_experts", 128)  # the new and the old spelling
@@ -118,6 +118,4 @@ def _experts_of(m: Mapping, theirs: str, ours: str, at: int) -> None:
   ours = ours.format("moe")
   m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
   m.transposed(f"{theirs}.mlp.gate.weight", f"{ours}/layer/router/kernel", at)
-  for expert in range(m.model.variant.design.experts.experts):
-    for their_name, name in (("gate_proj", "gate"), ("up_proj", "wi"), ("down_proj", "wo")):
-      m.transposed(f"{theirs}.mlp.experts.{expert}.{their_name}.weight", f"{ours}/layer/{name}", at, expert)
+  llama.experts(m, f"{theirs}.mlp.experts", f"{ours}/layer", at)
