@@ -41,8 +41,8 @@ def _windows(fields: Fields, every: bool) -> tuple[int | None, ...]:
   """Return the windows of a period; of a dense model's layers, only those from `max_window_layers` on have one."""
   window = causal.optional(fields, "sliding_window", 4096)
   window = window if fields.take("use_sliding_window", False) else None
-  first = 0 if every else fields.take("max_window_layers", 28)
-  local = causal.local_layers(fields, lambda layer: window is not None and layer >= first)
+  first = fields.take("max_window_layers", 28)
+  local = causal.local_layers(fields, lambda layer: window is not None and (every or layer >= first))
   return tuple(window if here else None for here in local)
 
 
