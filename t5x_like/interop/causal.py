@@ -90,6 +90,7 @@ def rope(
   theta, fraction = fields.take(names[0], theta), fields.take(names[1], fraction or 1.0)
   new, old = fields.take("rope_parameters", None), fields.take("rope_scaling", None)
   field, values = ("rope_scaling", old) if old else ("rope_parameters", new or {})
+  values = {name: value for name, value in values.items() if value is not None}
   kind = values.get("rope_type", values.get("type", "default"))
   left = set(values) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
   position: dict[str, Any] = {"name": "rope", "theta": float(values.get("rope_theta", theta))}
@@ -105,7 +106,7 @@ def rope(
     values = {"original_max_position_embeddings": length, **values}
     position["llama3"] = {ours: values[name] for name, ours in _LLAMA3.items()}
   elif kind == "yarn" and {"factor", "original_max_position_embeddings"} <= left <= set(_YARN):
-    position["yarn"] = {_YARN[name]: values[name] for name in _YARN if values.get(name) is not None}
+    position["yarn"] = {_YARN[name]: values[name] for name in _YARN if name in values}
   elif kind != "default" or left:
     raise fields.refusal(field, values, "rope_type 'default', 'linear', 'llama3' or 'yarn' with its parameters")
   return position

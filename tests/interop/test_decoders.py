@@ -55,6 +55,8 @@ SPELLED = ("rope_theta", "rope_scaling", "rope_local_base_freq", "rotary_emb_bas
 LLAMA = PUBLISHED["llama:llama3.1-8b"]
 WITHOUT = {key: value for key, value in LLAMA.items() if not key.startswith("rope")}
 MISTRAL = PUBLISHED["llama:mistral-7b-v0.1"]
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
+MSCALES = YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,10 @@ MISTRAL = PUBLISHED["llama:mistral-7b-v0.1"]
     ),
     ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, MISTRAL),
     (LLAMA | dict(pad_token_id=-1), LLAMA),
+    (
+      PUBLISHED["deepseek:v3"] | dict(rope_scaling=MSCALES | dict(attention_factor=None)),
+      PUBLISHED["deepseek:v3"] | dict(rope_scaling=MSCALES),
+    ),
     (
       PUBLISHED["neox:pythia-1b"],
       {k: v for k, v in PUBLISHED["neox:pythia-1b"].items() if "rotary" not in k}
@@ -104,6 +110,7 @@ def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
     ("gpt:gpt2-xl", "add_cross_attention", True),
     ("gpt:gpt1", "afn", "tanh"),
     ("llama:llama3.1-8b", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
+    ("llama:llama3.1-8b", "rope_scaling", YARN | {"factor": None}),
     ("llama:llama3.1-8b", "rope_scaling", {**SCALED, "rope_type": "llama3", "attention_factor": 2.0}),
     ("llama:llama3.1-8b", "partial_rotary_factor", 0.5),
     ("llama:llama3.1-8b", "hidden_act", "gelu_fastest"),

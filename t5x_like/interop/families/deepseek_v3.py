@@ -80,7 +80,7 @@ def _positions(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
   yarn = dict(values.get(field) or {})
   one, every = yarn.pop("mscale", None), yarn.pop("mscale_all_dim", None)
   factor = float(yarn.get("factor") or 1.0)
-  if one and every and "attention_factor" not in yarn:
+  if one and every and yarn.get("attention_factor") is None:
     yarn["attention_factor"] = _temperature(factor, one) / _temperature(factor, every)
   position = causal.rope(Fields({n: values.get(n) for n in _ROPE} | {field: yarn}, fields.origin))
   fields.ignore(*_ROPE)
