@@ -11,6 +11,7 @@ from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, messages_of
 from t5x_like.errors import UserError
 from t5x_like.library.model import load
 from t5x_like.rows import padded_length
+from t5x_like.runtime import process
 
 
 class Judge:
@@ -23,6 +24,8 @@ class Judge:
     UserError: there is no such run, its mesh does not fit the devices, or it is no reward model.
   """
 
+  _told = False  # that rows are cut
+
   def __init__(self, workdir: str, step: int | None = None):
     made = load(workdir, step=step)
     if getattr(made.model, "scores", None) is None:
@@ -33,20 +36,20 @@ class Judge:
     (self._longest,) = made.features["decoder_input_tokens"]
 
   def __call__(self, prompts: Sequence[Any], answers: Sequence[str]) -> list[float]:
-    """Return the score of each answer, in the row that training would make of it.
+    """Return the score of each answer, in the row that training would make of it; a longer one loses its beginning.
 
     Args:
       prompts: a user's message, or a list of messages, before each answer.
     Raises:
-      UserError: a row is longer than the reward model reads, or a message is none of its template's.
+      UserError: a message is none of its template's.
     """
     talks = [[*self._asked(prompt), Message(ASSISTANT, answer)] for prompt, answer in zip(prompts, answers)]
-    rows = [[self._start, *self._chat(talk)[0][:-1].tolist()] for talk in talks]
-    if (most := max(map(len, rows))) > self._longest:
-      raise UserError(
-        f"{self._workdir}: reads at most {self._longest} tokens, found a prompt and its answer of {most}; lower"
-        " --config.task.new_tokens, or train a reward model of longer rows"
-      )
+    rows = [self._chat(talk)[0][:-1].tolist() for talk in talks]
+    most = self._longest - 1
+    if not self._told and max(map(len, rows)) > most:
+      self._told = True
+      process.say(f"rewards: {self._workdir} reads {self._longest} tokens; longer rows lose their beginning")
+    rows = [[self._start, *row[-most:]] for row in rows]
     found = self._run(_scores, rows, {}, lambda length: padded_length(length, self._longest))
     return [float(score) for (score,) in found]
 

@@ -60,17 +60,33 @@ def test_a_reward_model_needs_the_prompt():
     rewards.of_texts({"name": "model", "workdir": "none"}, ["a"], [{"sum": "1"}])
 
 
-def test_a_reward_model_reads_a_prompt_that_is_a_conversation(monkeypatch):
+@pytest.fixture
+def judge(monkeypatch):
+  """A reward model of all texts alike, `judge.asked` by its name, which notes its rows in `judge.seen`."""
   judge, seen = object.__new__(Judge), []
   vars(judge).update(_workdir="runs/reward", _chat=Chat("plain", vocabularies.load("bytes")), _start=0, _longest=99)
   vars(judge).update(_run=lambda function, rows, *_: seen.extend(rows) or [(1.0,)] * len(rows))
+  vars(judge).update(seen=seen, asked={"name": "model", "workdir": "runs/reward"})
   monkeypatch.setattr(model, "_judge", lambda workdir, step: judge)
+  return judge
+
+
+def test_a_reward_model_reads_a_prompt_that_is_a_conversation(judge):
   prompts = ["Hi!", [{"role": "user", "content": "Hi!"}], [{"role": "usr", "content": "Hi!"}]]
-  asked = {"name": "model", "workdir": "runs/reward"}
-  assert rewards.of_texts(asked, ["a"] * 2, [{"prompt": one} for one in prompts[:2]]).tolist() == [1.0, 1.0]
-  assert seen[0] == seen[1]
+  assert rewards.of_texts(judge.asked, ["a"] * 2, [{"prompt": one} for one in prompts[:2]]).tolist() == [1.0, 1.0]
+  assert judge.seen[0] == judge.seen[1]
   with pytest.raises(UserError, match="found role 'usr' in message 0"):
-    rewards.of_texts(asked, ["a"], [{"prompt": prompts[2]}])
+    rewards.of_texts(judge.asked, ["a"], [{"prompt": prompts[2]}])
+
+
+def test_a_row_longer_than_a_reward_model_reads_loses_its_beginning(judge, capsys):
+  assert rewards.of_texts(judge.asked, ["a" * 9] * 2, [{"prompt": "Hi!"}] * 2).tolist() == [1.0, 1.0]
+  whole = list(judge.seen)
+  judge._longest = 5
+  rewards.of_texts(judge.asked, ["a" * 9], [{"prompt": "Hi!"}])
+  assert judge.seen[2:] == [[0, *whole[0][-4:]]]
+  rewards.of_texts(judge.asked, ["a" * 9], [{"prompt": "Hi!"}])
+  assert capsys.readouterr().out.count("runs/reward reads 5 tokens; longer rows lose their beginning") == 1
 
 
 @pytest.mark.parametrize(("found", "words"), [([1.0], "found shape"), ([1.0, np.nan], "not finite"), (None, "failed")])
