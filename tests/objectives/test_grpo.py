@@ -1,6 +1,7 @@
 """GRPO, Dr. GRPO, DAPO, GSPO and RLOO against their formulas in numpy, and their mean gradients against a bandit's."""
 
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
+from t5x_like.nn.feed_forward import Experts
 from t5x_like.objectives import denominator, grpo, rloo
 
 B, K, N, V, PROMPT = 2, 4, 3, 5, 2
@@ -151,6 +154,19 @@ def test_without_beta_there_is_no_reference():
   assert not grpo.Objective("exact", beta=0.0).reference and rloo.Objective("exact").reference
 
 
+def of_experts(factor: float):
+  """A model of 8 experts, 2 for each token, with so many slots per choice."""
+  design = Design(experts=Experts(experts=8, top_k=2, dispatch="capacity", eval_capacity_factor=factor))
+  return types.SimpleNamespace(variant=types.SimpleNamespace(design=design))
+
+
+REWARDS = {"rewards": np.zeros(4)}
+
+
+def test_experts_that_drop_no_token_learn_from_rewards():
+  grpo.Objective("exact").check(of_experts(4.0), REWARDS)
+
+
 @pytest.mark.parametrize(
   ("make", "words"),
   [
@@ -158,6 +174,7 @@ def test_without_beta_there_is_no_reference():
     (lambda: rloo.Objective("exact", beta=-1.0), "config.objective.beta: found -1.0"),
     (lambda: grpo.Objective("exakt"), "config.objective.reward: found 'exakt', expected one of exact, model, number"),
     (lambda: grpo.Objective("exact").check(None, {"rewards": np.zeros(1)}), "config.task.completions: found 1, exp"),
+    (lambda: grpo.Objective("exact").check(of_experts(1.25), REWARDS), "eval_capacity_factor to 4 or more"),
   ],
 )
 def test_bad_options_are_one_line(make, words):
