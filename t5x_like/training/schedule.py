@@ -96,7 +96,7 @@ def warmup_stable_decay(
   Raises:
     UserError: the run ends before the warm-up and the decay do.
   """
-  last = round(decay * total_steps) if decay <= 1 else round(decay)
+  last = max(1, round(decay * total_steps if decay <= 1 else decay))
   if warmup_steps + last > total_steps:
     raise UserError(
       f"config.schedule.warmup_steps: found {warmup_steps} in a run of {total_steps} steps, expected at most "

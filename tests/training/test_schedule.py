@@ -81,6 +81,11 @@ def test_without_warm_up_the_first_step_has_the_full_rate(name):
   np.testing.assert_allclose(float(schedule(100)), 0.0, atol=1e-7)
 
 
+def test_a_decay_of_less_than_half_a_step_is_one_step():
+  rate = SCHEDULES["warmup_stable_decay"](learning_rate=0.4, warmup_steps=0, total_steps=2)
+  np.testing.assert_allclose([rate(0), rate(1), rate(2)], [0.4, 0.4, 0.0], rtol=1e-6)
+
+
 def test_rsqrt_at_a_late_step():
   np.testing.assert_allclose(float(SCHEDULES["rsqrt"]()(np.int32(10**9))), 1e-9**0.5, rtol=1e-5)
 
