@@ -108,7 +108,7 @@ def answered(model, batch: Batch, new_tokens: int) -> tuple[jax.Array, jax.Array
     (answers int32 [B, Z, N], their log-probabilities with those of the passages, float32 [B, Z])
   """
   outputs = model.outputs(batch)
-  score_BZ = jnp.einsum("BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"])
+  score_BZ = jnp.einsum("BP,BZP->BZ", outputs["query_embeddings"], outputs["passage_embeddings"], precision="highest")
   tokens_RN, log_p_RN = generate(model.reader, model.read(batch), likeliest, max_length=new_tokens)
   shape = score_BZ.shape
   return tokens_RN.reshape(*shape, -1), jax.nn.log_softmax(score_BZ) + log_p_RN.sum(axis=1).reshape(shape)
