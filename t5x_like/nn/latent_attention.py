@@ -27,7 +27,7 @@ from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain, gathered
-from t5x_like.slots import Positive
+from t5x_like.slots import AboveZero, Positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +39,14 @@ class Latent:
     query_rank: width of the latent of queries; None projects queries at once.
     rope: channels of a head that rotate; the remaining `head_dim - rope` do not.
     value: width of a head's values.
+    norm_epsilon: of the norms of latents; None is that of the stack's norms.
   """
 
   rank: Positive = 512
   query_rank: Positive | None = 1536
   rope: Positive = 64
   value: Positive = 128
+  norm_epsilon: AboveZero | None = None
 
 
 class Expansion(Linear):
@@ -155,4 +157,5 @@ class LatentAttention(Attention):
 
 def of(design) -> Callable:
   """Return the attention of an `architectures.design.Design`, which takes the other arguments."""
-  return partial(LatentAttention, latent=design.latent, make_norm=design.make_norm)
+  norms = dataclasses.replace(design, norm_epsilon=design.latent.get("norm_epsilon") or design.norm_epsilon)
+  return partial(LatentAttention, latent=design.latent, make_norm=norms.make_norm)

@@ -83,6 +83,8 @@ MODELS = {
       first_k_dense_replace=0,
       norm_topk_prob=False,
       rope_interleave=False,
+      rms_norm_eps=1e-5,
+      attention_bias=True,
       rope_parameters=YARN | dict(mscale=0.7, mscale_all_dim=1.3),
     ),
   ),

@@ -30,6 +30,7 @@ EXPERTS = {
   "normalise": ("norm_topk_prob", True),
 }
 _PUBLISHED = deepseek.VARIANTS["v3"]
+_EPSILON = 1e-6  # of the norms of latents, whatever that of the others
 
 
 def build(fields: Fields, names: set[str]):
@@ -43,10 +44,11 @@ def build(fields: Fields, names: set[str]):
   for name, value in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
     fields.only(name, value)
   layers, dense = fields.take("num_hidden_layers"), fields.take("first_k_dense_replace", 3)
-  fields.only("rms_norm_eps", 1e-6)  # the norms of latents always have it
   if dense >= layers:
     raise fields.refusal("first_k_dense_replace", dense, f"0 to {layers - 1}")
   latent = {ours: causal.optional(fields, theirs, _PUBLISHED.design.latent[ours]) for ours, theirs in LATENT.items()}
+  if (epsilon := fields.take("rms_norm_eps", _EPSILON)) != _EPSILON:
+    latent["norm_epsilon"] = _EPSILON
   heads, head_dim = fields.take("num_attention_heads"), fields.take("qk_nope_head_dim", 128) + latent["rope"]
   fields.only("num_key_value_heads", heads, None)
   position, scale = _positions(fields, head_dim)
@@ -55,6 +57,7 @@ def build(fields: Fields, names: set[str]):
   routing = {ours: fields.take(*theirs) for ours, theirs in EXPERTS.items()}
   design = dataclasses.replace(
     _PUBLISHED.design,
+    norm_epsilon=epsilon,
     activation=fields.choose("hidden_act", causal.GATED, "silu"),
     biases=("qkv", "out") if fields.take("attention_bias", False) else (),
     position=position,
@@ -102,6 +105,7 @@ def config(model, model_type: str | None) -> dict:
   variant, design, dims, experts = model.variant, model.variant.design, model.variant.dims, model.variant.design.experts
   if design.latent is None or not experts or not experts.shared:
     raise UserError(f"design.latent is {design.latent!r} with {experts!r}; this type has both, and a shared expert")
+  own = Latent(**design.latent)
   usual = deepseek.routing(**{ours: getattr(experts, ours) for ours in EXPERTS})
   free = dict(bias_rate=experts.bias_rate, balance_loss=experts.balance_loss)
   causal.refuse_others(
@@ -109,18 +113,17 @@ def config(model, model_type: str | None) -> dict:
     square=False,
     mlp=False,
     norm="rmsnorm",
-    norm_epsilon=1e-6,
-    biases=[(), ("qkv", "out")] if Latent(**design.latent).query_rank else [()],
+    biases=[(), ("qkv", "out")],
     activation=list(causal.GATED.values()),
     attention_scale=[design.attention_scale],
-    latent=[design.latent],
+    latent=[design.latent if (own.norm_epsilon or design.norm_epsilon) == _EPSILON else {"norm_epsilon": _EPSILON}],
     dense_layers=[design.dense_layers],
     experts=[dataclasses.replace(usual, **free)],
     experts_every=1,
     tied=[True, False],
   )
   position = causal.position_of(model, "rope", "theta", "interleaved", *causal.SCALINGS)
-  sizes = {theirs: getattr(Latent(**design.latent), ours) for ours, theirs in LATENT.items()}
+  sizes = {theirs: getattr(own, ours) for ours, theirs in LATENT.items()}
   rope = causal.rope_config(position, **_mscale(design, dims.head_dim, position))
   return {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -132,7 +135,7 @@ def config(model, model_type: str | None) -> dict:
     "num_attention_heads": dims.heads,
     "num_key_value_heads": dims.heads,
     "hidden_act": causal.name_of(causal.GATED, design.activation),
-    "rms_norm_eps": 1e-6,
+    "rms_norm_eps": design.norm_epsilon,
     **causal.rope_fields(rope),
     "rope_interleave": bool(position.get("interleaved")),
     "attention_bias": bool(design.biases),
