@@ -178,9 +178,8 @@ def state_axes(opt_state, params: dict) -> object:
     first = 1 if axes[:1] == ("layers",) else 0
     order = first + np.argsort(shape[first:])
     dropped = next((order[i] for key, i in (("v_row", -1), ("v_col", -2)) if key in keys), None)
-    if dropped is None or leaf.shape != tuple(np.delete(shape, dropped)):
-      return none
-    return tuple(a for i, a in enumerate(axes) if i != dropped)
+    fits = dropped is not None and leaf.shape == tuple(np.delete(shape, dropped))
+    return tuple(a for i, a in enumerate(axes) if i != dropped) if fits else none
 
   return jax.tree_util.tree_map_with_path(axes_of, opt_state)
 

@@ -48,15 +48,16 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
   arrays = abstract_params(model, rules)
   opt_state = jax.eval_shape(optimizer.init, arrays)
   opt_axes = state_axes(opt_state, params.named_params(model))
-  sharded = jax.tree.map(
-    lambda leaf, axes: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rules.sharding(rules.of_optimizer(axes))),
-    opt_state,
-    opt_axes,
-  )
+
+  def split(leaf, axes):
+    named = zip(rules.of_optimizer(axes), leaf.shape)
+    even = tuple(a if a is None or n % rules.ways(a) == 0 else None for a, n in named)  # squares (SOAP) may not divide
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rules.sharding(even))
+
   return TrainState(
     step=jax.ShapeDtypeStruct((), jnp.int32, sharding=rules.replicated),
     params=arrays,
-    opt_state=sharded,
+    opt_state=jax.tree.map(split, opt_state, opt_axes),
     watch={n: jax.ShapeDtypeStruct((), x.dtype, sharding=rules.replicated) for n, x in guard.watch().items()},
   )
 

@@ -46,8 +46,8 @@ def make(
   As in Shi et al. 2023 (arXiv:2309.06497, sections 2 and 3), statistics are averages of decay `b2`, the mean gradient
   is preconditioned, by `L^-1/4 M R^-1/4`, and the result has the norm of Adam's update ("grafting", Anil et al. 2020).
   Roots are computed anew at every `every`-th step, `ridge` times the largest eigenvalue added. A side longer than
-  `widest` is left out, and the other's exponent is then -1/2. Statistics take D^2 values for each side. Decays matrices
-  only.
+  `widest` is left out, and the other's exponent is then -1/2. Statistics take D^2 values for each side. Kernels of
+  experts have three axes, so they get Adam. Decays matrices only.
   """
   return optax.chain(
     _scale_by_shampoo(b1, b2, eps, ridge, every, widest), Decay(weight_decay).added(), at_rate(schedule)

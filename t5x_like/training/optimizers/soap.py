@@ -42,7 +42,7 @@ def make(
 
   The basis is renewed after every `every`-th step by a power iteration and a QR decomposition. Sides longer than
   `widest` are not rotated. The first gradient gives the basis alone, as in the authors' code. Statistics take D^2
-  values for each side and are not split over devices. Decays matrices only.
+  values for each side. Kernels of experts have three axes, so they get Adam. Decays matrices only.
   """
   return optax.chain(_scale_by_soap(b1, b2, eps, every, widest), Decay(weight_decay).added(), at_rate(schedule))
 

@@ -4,8 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
+from flax import nnx
 
+from t5x_like.nn import params
+from t5x_like.nn.linear import Linear
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from t5x_like.training.state import abstract_state, init_state
 
 RATE = optax.constant_schedule(0.1)
 STEPS = 7
@@ -66,3 +73,14 @@ def test_every_layer_of_a_stack_has_its_own_basis():
   for layer in range(2):
     alone = updates([g[layer] for g in gradients], every=3)[-1]
     np.testing.assert_allclose(made["w"][layer], alone, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["soap", "shampoo"])
+def test_statistics_that_do_not_divide_over_a_mesh_are_whole(name):
+  """A router's six experts over eight devices, which divide its rows."""
+  make = lambda: Linear((64, 6), ("embed", None), params.zeros, nnx.Rngs(0))  # noqa: E731
+  model, rules = jax.eval_shape(make), Rules.make(make_mesh({"fsdp": 8}))
+  optimizer = layerwise(OPTIMIZERS[name](RATE), {"kernel": ("embed", None)})
+  state = init_state(lambda key: make(), optimizer, abstract_state(model, optimizer, rules), seed=0)
+  own = state.opt_state["whole"][0]
+  assert not own.left["kernel"].sharding.is_fully_replicated and own.right["kernel"].sharding.is_fully_replicated
