@@ -55,13 +55,13 @@ def test_a_size_keeps_proportions_and_refuses_part_of_a_head():
 def test_a_size_that_diverged_at_every_rate_is_left_out(monkeypatch, capsys):
   monkeypatch.setattr(sizes, "parameters", lambda config: 1000)
   monkeypatch.setattr("t5x_like.training.resolve.resolve", lambda config: config)
-  trials = [ladder.Trial(f"{n}", n, 10, 1.0, 0.1, 1.0 + 10 / n) for n in (10, 20, 40)]
-  trials.append(ladder.Trial("80", 80, 10, 1.0, 0.1, np.inf))
+  trials = [ladder.Trial("80", 80, 10, 0.0, 0.1, np.inf)]
+  trials += [ladder.Trial(f"{n}", n, 10, 1.0, 0.1, 1.0 + 10 / n) for n in (10, 20, 40)]
   made = ladder.predicted(type("Ladder", (), {"sized": str}), "1000", 10, *ladder.fitted(trials), trials)
-  assert made.rate == 0.1 and made.loss == pytest.approx(1.01, rel=1e-2)
+  assert (made.rate, made.D) == (0.1, 1.0) and made.loss == pytest.approx(1.01, rel=1e-2)
   assert "size 80: diverged at every rate, and is left out" in capsys.readouterr().out
   with pytest.raises(UserError, match="every size diverged"):
-    ladder.predicted(type("Ladder", (), {"sized": str}), "1000", 10, *ladder.fitted(trials), trials[3:])
+    ladder.predicted(type("Ladder", (), {"sized": str}), "1000", 10, *ladder.fitted(trials), trials[:1])
 
 
 def test_the_page_says_how_far_off_the_prediction_was():

@@ -201,7 +201,7 @@ def predicted(ladder: Ladder, size: str, steps: int, law, points, trials: Sequen
     raise UserError("--rates: every size diverged, or its best rate is at an end; add lower or higher ones")
   factor, power = fitting.rate_law(list(rates), list(rates.values()))
   rate = float(f"{factor * N**power:.3g}")
-  D = next(one.D for one in own)
+  D = next(one.D for one in own if math.isfinite(one.loss))
   at = D if len({point.D for point in points}) > 1 else 1.0
   return Prediction(size, N, steps, D, rate, law(N, at), fitting.spread(points, N, at))
 
