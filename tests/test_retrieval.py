@@ -222,6 +222,8 @@ def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(refresh, t
     moved = [np.abs(x - saved[name.replace("reference/", "", 1)]).max() for name, x in kept.items()]
     assert kept and max(moved) > 0, "the copy is of an earlier step"
     assert any(name.startswith("params/reference/reference/") for name in kept) == (refresh == "beside")
+    start = {"init.workdir": f"{tmp_path}/whole", "total_steps": 1, "eval_every": 1}
+    assert train.main(flags(tmp_path, tmp_path / "onwards", evals={}, **changes | start)) == 0, capsys.readouterr().err
     held = json.dumps({"held": {"name": "open_qa", "split": "train"}})
     assert evaluate.main([f"--workdir={tmp_path}/whole", f"--config.evals={held}"]) == 0, capsys.readouterr().err
   rows = read_metrics(tmp_path / "whole")

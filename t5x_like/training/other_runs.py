@@ -271,7 +271,7 @@ def _started(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[Train
   directory = config.init.workdir
   step, arrays, their_model = _of_run(directory, config.init.step, parts, _INIT)
   lent = isinstance(parts.model, Detector) and not isinstance(their_model, Detector)
-  theirs = {name: name.removeprefix(_LENT if lent else REFERENCE) for name in state.params}
+  theirs = {n: n.removeprefix(_LENT) if lent else n.rpartition(REFERENCE)[2] for n in state.params}
   made, loaded, resized, initialised = dict(state.params), [], {}, []
   ignored = sorted({*arrays} - ({*theirs.values()} if lent else {*state.params}))
   axes = {name: p.axes for name, p in params.named_params(parts.model).items()}
