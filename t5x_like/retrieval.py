@@ -6,7 +6,8 @@ the result is that of one device. `faiss_retrieval.py` searches in the host's me
 """
 
 import functools
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -86,17 +87,12 @@ class Shelf:
     self.filled = lambda arrays, index_NP, batch: filled(arrays, index_NP, self._tokens_NL, batch)
 
 
-def index(shelf, retriever_of: Callable, arrays: dict[str, jax.Array]) -> Any:
-  """Return the index of a shelf by a retriever of the model with these parameters."""
+def index(shelf, arrays: dict[str, jax.Array], retriever_of: Callable = operator.attrgetter("retriever")) -> Any:
+  """Return the index of a shelf by a retriever of the model with these parameters; by default, the one in training."""
   found = shelf.empty()
   for number in range(shelf.parts):
     found = shelf.part(retriever_of, arrays, found, number)
   return found
-
-
-def retriever_of(model):
-  """Return the retriever that is trained."""
-  return model.retriever
 
 
 def answered(model, batch: Batch, new_tokens: int) -> tuple[jax.Array, jax.Array]:
@@ -114,18 +110,13 @@ def answered(model, batch: Batch, new_tokens: int) -> tuple[jax.Array, jax.Array
   return tokens_RN.reshape(*shape, -1), jax.nn.log_softmax(score_BZ) + log_p_RN.sum(axis=1).reshape(shape)
 
 
-def text_of(vocabulary, tokens_N: np.ndarray) -> str:
-  """Return the text of an answer up to its end."""
-  ends = np.flatnonzero(tokens_N == vocabulary.eos_id)
-  row = tokens_N[: ends[0]] if ends.size else tokens_N
-  return vocabulary.decode([int(i) for i in row if i < vocabulary.size and i != vocabulary.pad_id]).strip()
-
-
-def voted(texts: Sequence[str], log_p_Z: np.ndarray) -> tuple[str, float]:
+def voted(vocabulary, tokens_ZN: np.ndarray, log_p_Z: np.ndarray) -> tuple[str, float]:
   """Return the likeliest answer and its probability, the sum of those of the passages that it was written from."""
-  votes = dict.fromkeys(texts, 0.0)
-  for text, p in zip(texts, np.exp(log_p_Z)):
-    votes[text] += float(p)
+  votes: dict[str, float] = {}
+  for tokens_N, p in zip(tokens_ZN, np.exp(log_p_Z)):
+    row = tokens_N[: next(iter(np.flatnonzero(tokens_N == vocabulary.eos_id)), None)]  # up to its end
+    text = vocabulary.decode([int(i) for i in row if i < vocabulary.size and i != vocabulary.pad_id]).strip()
+    votes[text] = votes.get(text, 0.0) + float(p)
   best = max(votes, key=votes.get)
   return best, votes[best]
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import operator
 import shutil
 import sys
 import types
@@ -79,7 +78,7 @@ def test_faiss_finds_the_passages_that_devices_find(model, monkeypatch):
   arrays, found = params.arrays(model), {}
   for search, parts in (("device", 1), ("device", 2), ("faiss", 2)):
     shelf = retrieval.shelf(search, model, rules, held, 4, parts)
-    index = retrieval.index(shelf, operator.attrgetter("retriever"), arrays)
+    index = retrieval.index(shelf, arrays)
     found[search, parts] = jax.device_get(shelf.filled(arrays, index, asked))
     passages = found[search, parts]["passages"]
     assert shelf.parts == parts and 0 not in passages[1] and 10 not in passages[2]

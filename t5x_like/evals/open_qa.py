@@ -10,7 +10,7 @@ from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.answers import normalize_squad
 from t5x_like.metrics.texts import answers, texts_of
 from t5x_like.parallel.rules import fetch
-from t5x_like.retrieval import answered, index, retriever_of, shelf, text_of, voted
+from t5x_like.retrieval import answered, index, shelf, voted
 from t5x_like.slots import Length, Positive
 
 
@@ -64,7 +64,7 @@ class Evaluator:
     """Return `exact_match`, `f1`, `found` (percent of questions with a right answer in a retrieved passage), and the
     number of `examples`."""
     setting, passages, predictions, found = self._setting, self._setting.task.passages, [], []
-    index_NP = index(self._shelf, retriever_of, arrays) if self._k else None
+    index_NP = index(self._shelf, arrays) if self._k else None
     for batch in setting.global_batches(self._max_examples):
       index_B = fetch(batch["example_index"])
       real = index_B >= 0
@@ -73,7 +73,7 @@ class Evaluator:
       number_Bk = fetch(batch["passages"])[real] if self._k else np.zeros((len(tokens_BZN), 0), int)
       for at, tokens_ZN, log_p_Z, number_k in zip(index_B[real], tokens_BZN, log_p_BZ, number_Bk):
         example, gold = self._examples[at], self._gold[at]
-        best, probability = voted([text_of(setting.task.vocabulary, tokens_N) for tokens_N in tokens_ZN], log_p_Z)
+        best, probability = voted(setting.task.vocabulary, tokens_ZN, log_p_Z)
         read = passages.texts(number_k)
         found.append(any(_within(answer, text) for answer in gold for text in read))
         row = {"input": example["inputs"], "target": example["targets"], "prediction": best, "passages": read}

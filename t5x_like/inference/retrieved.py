@@ -10,7 +10,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.inference.texts import shown
 from t5x_like.nn import params
-from t5x_like.retrieval import answered, index, retriever_of, shelf, text_of, voted
+from t5x_like.retrieval import answered, index, shelf, voted
 from t5x_like.rows import Runner, in_batches
 
 Rows = Sequence[Sequence[int]]
@@ -75,7 +75,7 @@ class Retrieved:
     for text, (tokens_ZN, log_p_Z, *numbers) in zip(
       texts, in_batches(found, run.rules, run.batch_size, [Q] * len(ids), features)
     ):
-      best, probability = voted([text_of(self.vocabulary, tokens_N) for tokens_N in tokens_ZN], log_p_Z)
+      best, probability = voted(self.vocabulary, tokens_ZN, log_p_Z)
       read = passages.texts(numbers[0]) if numbers else []
       answers.append({"input": text, "prediction": best, "probability": round(probability, 4), "passages": read})
     return answers
@@ -92,5 +92,5 @@ class Retrieved:
     if self._k:
       given = run.model, run.rules, self._task.passages, run.batch_size * (1 + self._k)
       held = shelf(self._search, *given)
-      fill = functools.partial(held.filled, run.arrays, index(held, retriever_of, run.arrays))
+      fill = functools.partial(held.filled, run.arrays, index(held, run.arrays))
     return fill, functools.partial(answer, run.arrays)

@@ -75,7 +75,7 @@ class Steps:
     if self._index is None or self._index[0] != due:
       self._index = None  # its memory, before there is another
       ready = self._next[0] == due and self._next[2] == self._shelf.parts
-      self._index = due, self._next[1] if ready else index(self._shelf, _KEPT, self._source(state.params))
+      self._index = due, self._next[1] if ready else index(self._shelf, self._source(state.params), _KEPT)
     if self._beside:
       self._advance(state.params, due + self._every, min(1 + step - due, self._shelf.parts))
     return state
