@@ -65,9 +65,7 @@ def _kernel(instruction: Instruction) -> float | None:
   if declared:
     return float(declared[1])
   told = re.search(FLOPS + r"(\d+).*?_mha_(fwd|dq|dkv)", instruction.rest)
-  if told:
-    return float(told[1]) * _PASSES[told[2]]
-  return None
+  return float(told[1]) * _PASSES[told[2]] if told else None
 
 
 def cycles(program: Program) -> float:

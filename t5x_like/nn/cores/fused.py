@@ -102,7 +102,6 @@ def _backward_pass(static, inputs, d_out):
   q, k, v, more = inputs
   arrays = dict(q=q, k=k, v=v, d_out=d_out.astype(q.dtype))
   shapes = dict(dq=q, dk=k, dv=v) | ({"d_bias": more["bias"]} if "bias" in more else {})
-  shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in shapes.items()}
   found = _call(_backward, static, arrays, more, shapes, 5)
   return found["dq"], found["dk"], found["dv"], {name: found.get(f"d_{name}") for name in more}
 
@@ -173,7 +172,7 @@ def _call(kernel, static, arrays: dict, more: dict, out_shapes: dict, products: 
     grid=(heads // n, B // rows),
     in_specs=[spec(*item) for item in given.items()],
     out_specs=[spec(*item) for item in out_shapes.items()],
-    out_shape=list(out_shapes.values()),
+    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shapes.values()],
     compiler_params=tpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_MEMORY),
     cost_estimate=pl.CostEstimate(flops=flops, transcendentals=B * heads * T * S, bytes_accessed=0),
     interpret=platform() != "tpu",
