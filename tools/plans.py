@@ -59,7 +59,14 @@ PLANS: dict[str, child.Request] = {
     _LLAMA, "v5p:8x8x8", *_PLANE, "model.variant=llama3.1-70b", "batch_size=512", "task.length=8192", _ATTENTION
   ),
   "llama 3.1 405b, v5p 16x16x16": _plan(
-    _LLAMA, "v5p:16x16x16", *_FSDP, "mesh.tensor=8", "model.variant=llama3.1-405b", "batch_size=512"
+    _LLAMA,
+    "v5p:16x16x16",
+    "mesh.data=2",
+    "mesh.fsdp=256",
+    "mesh.tensor=8",
+    "model.variant=llama3.1-405b",
+    "batch_size=512",
+    _ATTENTION,
   ),
   "palm 540b, v4 12x16x16": _plan(_PALM, "v4:12x16x16", *_540B, "batch_size=1536"),
   "palm 540b, two slices of v4 12x16x16": _plan(
@@ -113,8 +120,8 @@ All figures are for one device and one step:
 All lines were compiled by libtpu 0.0.52. T5 1.1 XXL was compiled before the kernel `fused` and the hash that dropout
 draws from, Swin-T before the kernel `short`. Rotary positions were turned by a product (below) for Mixtral and, among
 Llama's training steps, for 8B with rows of 2,048 and 8,192 and for 70B. The option for gathers over a plane (below) was
-passed for Mixtral, Llama 70B, and 8B on v6e with rows of 8,192. **Options** tells whether options of the chip were
-passed: there are none for evaluation and decoding. Below the table stand the dearest operations of each.
+passed for Mixtral, Llama 70B and 405B, and 8B on v6e with rows of 8,192. **Options** tells whether options of the chip
+were passed: there are none for evaluation and decoding. Below the table stand the dearest operations of each.
 
 Before and after, by today's estimate:
 
@@ -124,9 +131,8 @@ Before and after, by today's estimate:
   split over the chips ([cause by cause](explanation/cycles.md)).
 - **ViT-H**: 1.33 s (24 %) with full remat, 0.70 s (47 %) with `fused`, the hash, and queries, keys, values, results of
   attention and the MLP's hidden activations kept.
-- **Swin-L** was compiled before the kernel `short`. Four layers of its third stage, compiled alone for v5e 2x2: 0.082 s
-  (14 %) before, 0.053 s (21 %) with it. Copies between the layouts of projections and of the kernel, shifts and norms
-  remain ([why](explanation/cycles.md#others-whose-mark-is-not-reached)).
+- **Swin-L**: 0.66 s (10 %) with full remat and the dense core, 0.46 s (15 %) with the kernel `short`, **0.43 s (16 %)**
+  with the named activations kept, 10.8 GB ([why not more](explanation/cycles.md#others-whose-mark-is-not-reached)).
 - **Llama 8B on v5e**, rows of 2,048: 1.19 s (41 %) for 256 rows without options, 1.06 s (46 %) with them; 1.75 s
   (55 %) for 512 rows and minimal remat (`--config.model.remat=minimal`), 0.27 s of it in gathers and reduce-scatters
   that do not grow with the rows; 1.71 s (57 %) without a barrier behind the gradients of joined projections, and 1.67 s
@@ -139,6 +145,9 @@ Before and after, by today's estimate:
   PaLM 540B 39 % (50), Llama 8B on v6e with rows of 32,768 28 % (51).
 - **Llama 70B**: 13.63 s (59 %, 19.3 GB) with full remat; 12.77 s (63 %, 65.4 GB) if queries, keys, values and results
   of attention are kept; **11.82 s (68 %, 80.5 GB)** with parameters over a plane of 64 chips (below).
+- **Llama 405B**: 10.20 s (55 %, 38.5 GB) with full remat and parameters over 512 chips in three dimensions, **8.52 s
+  (66 %, 87.3 GB)** over planes of 256 and with attention's activations kept, so that its sums along `tensor` are not
+  made again.
 - **Mixtral**: 3.81 s (37 %) with full remat, 3.59 s (40 %) with the named activations, 3.33 s (43 %) since the experts'
   outputs are among them, **2.77 s (51 %)** with slots for 1.25 times an expert's share in place of 1.5 and with the
   option for gathers over a plane.
@@ -156,7 +165,7 @@ Before and after, by today's estimate:
 
 Two kinds of traffic explain most of the difference from the least:
 
-- **Sums of activations along `tensor`**: 298 of the 605 GB of Llama 405B, and most of the 62 GB of decoding over
+- **Sums of activations along `tensor`**: 237 of the 541 GB of Llama 405B, and most of the 62 GB of decoding over
   `tensor`.
 - **All-reduces on three-dimensional tori** (T5 on v5p, Gemma). Where parameters are gathered from all three dimensions
   at once, the compiler fills an array with zeros, writes its part and uses an all-reduce, which sends twice the bytes.

@@ -37,7 +37,7 @@ def get_config(size: Literal["t", "s", "b", "l"] = "t", v2: bool = False):
   head = {"name": "image_classification"} | ({"labels": 21_841} if large else {})
   config.model = {"name": name, "variant": f"{name}-{size}".replace("_", "-"), "head": head}
   config.model.drop_path = _DROP_PATH[size]
-  config.model.remat = "full" if large else "none"
+  config.model.remat = "minimal" if large else "none"
   config.model.resolution = (192 if large else 256) if v2 else 224
   config.task = {
     "name": "image_classification",
