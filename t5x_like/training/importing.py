@@ -27,9 +27,9 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
   """
   ours = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
   if ours is not model_class:
+    held = f"{model_class.__module__.rpartition('.')[2]}:{model_class.__qualname__}".removesuffix(":Model")
     raise UserError(
-      f"config.model.name: found {config.model.name!r}, but {where} holds "
-      f"{model_class.__module__.rpartition('.')[2]!r}; use a recipe of that family"
+      f"config.model.name: found {config.model.name!r}, but {where} holds {held!r}; use a recipe of that family"
     )
   found = json.loads(json.dumps(dataclasses.asdict(variant)))
   text = hasattr(variant, "vocab_size")
