@@ -60,7 +60,8 @@ def _equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags]:
   if name == "cond":
     found = [_counted(branch.jaxpr, inputs[1:], halved) for branch in given["branches"]]
     return max(flops for flops, _ in found), [any(flags) for flags in zip(*(results for _, results in found))]
-  if inner := compilation.inner(given):
+  inner = compilation.inner(given)
+  if inner and len(inner[0].invars) == len(inputs):  # a scatter's, a reduction's is of two numbers
     return _counted(inner[0], inputs, halved)
   depends = any(inputs) and name != "stop_gradient"
   results = [depends and jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in equation.outvars]

@@ -17,6 +17,7 @@ from t5x_like.nn import params
 from t5x_like.objectives import detection
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
+from t5x_like.training import compilation
 from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve
 
@@ -87,6 +88,14 @@ def test_published_sizes():
   assert sum(size for name, size in sizes.items() if name not in buffers) == 41_524_768
   # As the authors count: without the stem, the first stage and all batch norms, which no decay may touch either.
   assert sum(sizes[name] for name in parts.trained) == 41_302_368
+
+
+def test_the_flops_of_a_detector_that_is_frozen_in_part_are_counted():
+  made = jax.eval_shape(lambda: model(backbone=RESNET))
+  count = lambda trained: compilation.step_flops(made, detection.Objective(), batch(), trained)  # noqa: E731
+  names, stem = set(params.arrays(made)), 2 * 8 * 20 * 28 * 7 * 7 * 3 * 8
+  assert count(names) == count(None) - stem  # no gradient goes to the image
+  assert count({"queries"}) < count({name for name in names if not name.startswith("backbone/")}) < count(names)
 
 
 def test_padding_is_not_attended_to_and_the_rest_is():
