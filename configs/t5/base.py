@@ -10,7 +10,7 @@ the z-loss of 1e-4, which is in the authors' code for both versions (Mesh Tensor
 fine-tuning (table 14, base, version 1.0): GLUE 82.7, SuperGLUE 76.2, SQuAD F1 92.08.
 
 Large is planned on v5p 2x2x1 with 256 rows: 0.46 s a step, 45 % MFU (docs/plans.md).
-XXL is planned on v5p 4x4x4 with 1,024 rows: 1.59 s a step, 46 % MFU (docs/plans.md).
+XXL is planned on v5p 4x4x4 with 1,024 rows, minimal remat, planes of 16: 1.02 s a step, 71 % MFU (docs/plans.md).
 """
 
 from typing import Literal
