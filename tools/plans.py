@@ -160,7 +160,7 @@ Before and after, by today's estimate:
 - **Experts without drops** over eight chips (`dispatch=dropless`) have buffers for the worst case, in which all rows
   go to one chip. The estimate counts the buffers as full: 31.7 s and 204 GB of rows sent beside the 42.9 GB of
   parameters and gradients. Balanced loads fill an eighth of them, 26 GB. With slots, 29 GB of rows are sent.
-- **v4** gathers beside the products only by an option, which is passed since: PaLM 540B 30.84 s (39 %) before, 24.86 s
+- **v4** gathers beside the products only by an option, which is passed since: PaLM 540B 30.84 s (39 %) before, 24.72 s
   (49 %) now; T5 11B 2.01 s (16 %) and 1.63 s (20 %), the latter with `fused` too.
 - **T5 1.1 XXL on v5p 4x4x4**: 1.59 s (46 %) with full remat, dense attention and parameters over all 64 chips, **1.02 s
   (71 %, 33.6 GB)** with `fused`, the named activations kept, and parameters over planes of 16.
@@ -173,8 +173,8 @@ Two kinds of traffic explain most of the difference from the least:
 - **Sums of activations along `tensor`**: 237 of the 541 GB of Llama 405B, and most of the 62 GB of decoding over
   `tensor`.
 - **All-reduces on three-dimensional tori** (Gemma, PaLM, T5 11B). Where parameters are gathered from all three
-  dimensions at once, the compiler fills an array with zeros, writes its part and uses an all-reduce, which sends twice the bytes.
-  Over two dimensions it gathers. Llama 70B on v5p 8x8x8 with parameters over 512 chips sends 694 GB (the least is 422)
+  dimensions at once, the compiler fills an array with zeros, writes its part and uses an all-reduce, which sends twice
+  the bytes. Over two dimensions it gathers. Llama 70B on v5p 8x8x8 with parameters over 512 chips sends 694 GB (the least is 422)
   and fills arrays for 0.54 of 12.77 s. Over a plane of 64 chips, with eight copies (`mesh.data=8`, `mesh.fsdp=64`), it
   sends 415 (421). For such gathers the sparse cores have an option of their own, without which they wait 1.52 s. Split
   parameters over a plane where a chip's memory holds so large a share of them (13 GB here).
