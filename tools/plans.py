@@ -174,10 +174,10 @@ Two kinds of traffic explain most of the difference from the least:
   `tensor`.
 - **All-reduces on three-dimensional tori** (Gemma, PaLM, T5 11B). Where parameters are gathered from all three
   dimensions at once, the compiler fills an array with zeros, writes its part and uses an all-reduce, which sends twice
-  the bytes. Over two dimensions it gathers. Llama 70B on v5p 8x8x8 with parameters over 512 chips sends 694 GB (the least is 422)
-  and fills arrays for 0.54 of 12.77 s. Over a plane of 64 chips, with eight copies (`mesh.data=8`, `mesh.fsdp=64`), it
-  sends 415 (421). For such gathers the sparse cores have an option of their own, without which they wait 1.52 s. Split
-  parameters over a plane where a chip's memory holds so large a share of them (13 GB here).
+  the bytes. Over two dimensions it gathers. Llama 70B on v5p 8x8x8 with parameters over 512 chips sends 694 GB (the
+  least is 422) and fills arrays for 0.54 of 12.77 s. Over a plane of 64 chips, with eight copies (`mesh.data=8`,
+  `mesh.fsdp=64`), it sends 415 (421). For such gathers the sparse cores have an option of their own, without which they
+  wait 1.52 s. Split parameters over a plane where a chip's memory holds so large a share of them (13 GB here).
 
 Decode over `tensor`: parameters stay in place. Over `fsdp`, they are gathered again for every token.
 
