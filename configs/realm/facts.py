@@ -8,8 +8,8 @@ The first command warms up the retriever by the inverse cloze task: find the pas
 second trains both by the marginal likelihood of answers to four fifths of the questions, and asks the others. The third
 reads no passage, and can only guess: one of 100 values is right.
 
-Measured with three seeds: of 423 held-out questions, 100, 100 and 99.8 % are right after 1,000 steps, each in 5 CPU
-minutes, warm-up included. Without passages it is 1.4, 0.7 and 1.7 %.
+Measured with three seeds: of 423 held-out questions, all are right after 1,200 steps, with each seed, in 5 CPU minutes,
+warm-up included. Without passages it is 0.7, 1.4 and 0.2 %.
 """
 
 from typing import Literal
@@ -45,7 +45,7 @@ def get_config(stage: Literal["cloze", "retrieved", "closed"] = "retrieved"):
       "targets": "{answer}",
       "passages": _SOURCE,
       "passages_split": "passages",
-      "retrieved": 4 if stage == "retrieved" else 0,
+      "retrieved": 3 if stage == "retrieved" else 0,
       "vocabulary": "bytes",
       "targets_length": 3,
       **lengths,
@@ -53,7 +53,7 @@ def get_config(stage: Literal["cloze", "retrieved", "closed"] = "retrieved"):
     config.objective = {"name": "marginal_likelihood", "refresh_every": 100}
     # Before the reader reads, its likelihoods are noise, by which the retriever would forget what it knows.
     config.tuning = {"name": "by_part", "rates": {"retriever/*": 0.05}}
-    config.batch_size, config.total_steps = 32, 1000
+    config.batch_size, config.total_steps = 32, 1200
     config.evals = {"open_qa": {}}
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.99, "weight_decay": 0.0}
   config.schedule = {"name": "cosine", "learning_rate": 2e-3, "warmup_steps": 30, "end": 0.1}
