@@ -112,9 +112,12 @@ def retried(call: Callable[[], _T], what, *, seconds: float | None = None, first
     what: the path or address, for the message.
     seconds: how long to keep trying; default: the environment's `T5X_LIKE_RETRY_SECONDS`, or 120.
   Raises:
-    TransientError: the call still failed with a transient error when time ran out.
+    TransientError, UserError: the call still failed with a transient error in the end; the variable is no number.
   """
-  seconds = float(os.environ.get("T5X_LIKE_RETRY_SECONDS", 120)) if seconds is None else seconds
+  asked = os.environ.get("T5X_LIKE_RETRY_SECONDS", "120")
+  if not asked.replace(".", "", 1).isdecimal():
+    raise UserError(f"T5X_LIKE_RETRY_SECONDS: found {asked!r}, expected a number of seconds")
+  seconds = float(asked) if seconds is None else seconds
   start, wait = time.monotonic(), first_wait
   while True:
     try:

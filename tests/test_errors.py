@@ -47,6 +47,15 @@ def test_classes(error, transient, memory):
   assert errors.is_transient(error) is transient and errors.is_out_of_memory(error) is memory
 
 
+@pytest.mark.parametrize("seconds", ["abc", "", "-1", "nan"])
+def test_seconds_of_the_environment_that_are_no_number_are_refused(seconds, monkeypatch):
+  monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", seconds)
+  with pytest.raises(
+    errors.UserError, match=f"T5X_LIKE_RETRY_SECONDS: found '{seconds}', expected a number of seconds"
+  ):
+    errors.retried(lambda: "read", "a/path")
+
+
 def test_a_transient_error_is_retried_until_the_time_is_up_and_others_are_not():
   calls = []
 
