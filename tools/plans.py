@@ -154,7 +154,7 @@ Before and after, by today's estimate:
 - **Mixtral**: 3.81 s (37 %) with full remat, 3.59 s (40 %) with the named activations, 3.33 s (43 %) since the experts'
   outputs are among them, **2.77 s (51 %)** with slots for 1.25 times an expert's share in place of 1.5 and with the
   option for gathers over a plane.
-- **Switch**: 0.21 s (2 %) for 128 rows, 0.43 s (16 %) for the 2,048 of its recipe, 16.8 GB.
+- **Switch**: 0.21 s (2 %) for 128 rows, 0.43 s (16 %) for the 2,048 of its recipe, 16.3 GB.
 - **Rotary positions**: a TPU wrote halves of heads with the padding of a whole. They are turned by a product that moves
   lanes now: Llama 8B on v5e 1.67 s in place of 1.71.
 - **Experts without drops** over eight chips (`dispatch=dropless`) have buffers for the worst case, in which all rows
