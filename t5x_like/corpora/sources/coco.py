@@ -43,13 +43,13 @@ class Source(Base):
 
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
     path, folder = self._parts[split]
-    known = _load(path)
-    names, own = _categories(known, path), {}
-    for number, one in enumerate(known["annotations"]):
+    content = _load(path)
+    names, own = _categories(content, path), {}
+    for number, one in enumerate(content["annotations"]):
       if not isinstance(of := one.get("image_id"), int | str):
         raise UserError(f"{path}, annotation {number}: found a JSON {kind_of(of)} for image_id, expected an image's id")
       own.setdefault(of, []).append(one)
-    for number, image in list(enumerate(known["images"]))[slice(*part) if part else slice(None)]:
+    for number, image in list(enumerate(content["images"]))[slice(*part) if part else slice(None)]:
       where = f"{path}, image {number}"
       try:
         if not file_names.is_inside(image["file_name"]):
@@ -110,10 +110,10 @@ def _load(path: str) -> dict[str, Any]:
   return found
 
 
-def _categories(known: dict[str, Any], path: str) -> dict[int, str]:
+def _categories(content: dict[str, Any], path: str) -> dict[int, str]:
   """Return category names by id, in the order of the ids."""
   try:
-    names = {one["id"]: one["name"] for one in sorted(known["categories"], key=lambda one: one["id"])}
+    names = {one["id"]: one["name"] for one in sorted(content["categories"], key=lambda one: one["id"])}
   except (KeyError, TypeError) as error:
     raise UserError(f"{path}: found a category without id or name, expected both in each") from error
   if not all(isinstance(i, int) and isinstance(name, str) for i, name in names.items()):
