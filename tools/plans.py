@@ -21,7 +21,6 @@ from t5x_like.plan import EXIT_DOES_NOT_FIT
 from t5x_like.planning import child, counts
 
 _FSDP = ("mesh.fsdp=-1", "mesh.data=1")
-_PLANE = ("mesh.data=8", "mesh.fsdp=64")  # parameters over two of three dimensions
 _T5, _LLAMA, _PALM = "configs/t5/base.py:xxl", "configs/llama/8b.py", "configs/palm/8b.py"
 _ATTENTION = 'model.remat={"name": "save", "names": ["query", "key", "value", "context", "attention_out"]}'
 # One head of keys and values cannot be split.
@@ -58,7 +57,14 @@ PLANS: dict[str, child.Request] = {
     _LLAMA, "v6e:8x8", *_FSDP, "mesh.sequence=4", "batch_size=16", "task.length=32768"
   ),
   "llama 3.1 70b, v5p 8x8x8": _plan(
-    _LLAMA, "v5p:8x8x8", *_PLANE, "model.variant=llama3.1-70b", "batch_size=512", "task.length=8192", _ATTENTION
+    _LLAMA,
+    "v5p:8x8x8",
+    "mesh.data=8",
+    "mesh.fsdp=64",
+    "model.variant=llama3.1-70b",
+    "batch_size=512",
+    "task.length=8192",
+    _ATTENTION,
   ),
   "llama 3.1 405b, v5p 16x16x16": _plan(
     _LLAMA,
