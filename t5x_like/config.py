@@ -270,11 +270,7 @@ def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigD
 
 
 def check_keys(config: Any, origin) -> None:
-  """Check that a config has exactly the keys of `defaults()`.
-
-  Raises:
-    UserError: names the unknown key, or says that some are missing.
-  """
+  """Raise UserError unless a config has exactly the keys of `defaults()`; the message names an unknown key."""
   known = defaults()
   if not isinstance(config, ConfigDict) or not set(known) <= set(config):
     raise UserError(f"{origin}: get_config gives a {type(config).__name__}, expected all of config.defaults(), changed")

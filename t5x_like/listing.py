@@ -203,11 +203,7 @@ def _attributes(doc: str) -> dict[str, str]:
 
 
 def listed(kind: str) -> str:
-  """Return the list for `--list KIND`, a name a line.
-
-  Raises:
-    UserError: there is no such kind.
-  """
+  """Return the list for `--list KIND`, a name a line; raise UserError for an unknown kind."""
   if kind not in KINDS:
     raise UserError(f"--list={kind}: expected one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}")
   if kind == "recipes":

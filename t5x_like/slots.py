@@ -210,11 +210,7 @@ def defaults(function: Callable) -> dict[str, Any]:
 
 
 def change(where: str, record: Any, changes: Any) -> Any:
-  """Return a copy of a dataclass with some fields changed, checked by `fill`.
-
-  Raises:
-    UserError: as `fill`.
-  """
+  """Return a copy of a dataclass with some fields changed; raise UserError as `fill`."""
   changes = plain(changes)
   values = {**vars(record), **changes} if isinstance(changes, Mapping) else changes
   return type(record)(**fill(where, values, type(record)))

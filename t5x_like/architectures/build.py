@@ -115,11 +115,7 @@ class StackBuilder:
 
   @cached_property
   def schemes(self) -> tuple[str | dict, ...]:
-    """The position schemes of the layers of a period.
-
-    Raises:
-      UserError: the schemes differ, and one does not belong to a layer.
-    """
+    """The position schemes of the layers of a period; UserError if they differ and one does not belong to a layer."""
     found = self.design.position
     schemes = found if isinstance(found, tuple) else (found,)
     for scheme in schemes:
@@ -299,11 +295,7 @@ def chosen(variants: dict[str, Any], variant: Any, design: dict = {}, tokens: di
 
 
 def computed(dropout: float, remat: str | dict, layers: str, pipeline: dict = {}, drop_path: float = 0.0) -> dict:  # noqa: B006
-  """Return the options of a `StackBuilder`.
-
-  Raises:
-    UserError: a rate outside [0, 1), an unknown policy or key.
-  """
+  """Return the options of a `StackBuilder`; raise UserError for a rate outside [0, 1), an unknown policy or key."""
   if not 0 <= drop_path < 1:
     raise UserError(f"config.model.drop_path: found {drop_path}, expected at least 0 and less than 1")
   stages = slots.change("config.model.pipeline", EVEN, pipeline)

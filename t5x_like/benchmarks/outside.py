@@ -53,11 +53,7 @@ class _Own:
 
 
 def suite(name: str) -> Suite:
-  """Return the suite that a command names.
-
-  Raises:
-    UserError: there is none, or its file, or a task of it, cannot be used.
-  """
+  """Return the suite that a command names; raise UserError if there is none, or its file or a task cannot be used."""
   if name.endswith(".toml"):
     return _read(name)
   found = slots.find("--suite", name, suites, "SUITE")

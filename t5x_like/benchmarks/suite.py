@@ -373,11 +373,7 @@ def _asked(workdir: str, benchmark: Benchmark, options: Options) -> dict[str, An
 
 
 def _read(path: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
-  """Return a finished run's result; None if it has none yet.
-
-  Raises:
-    UserError: it is damaged, or was made with other flags.
-  """
+  """Return a finished run's result, None if it has none yet; raise UserError if it is damaged or of other flags."""
   try:
     found = json.loads(path.read_text(encoding="utf-8"))
   except FileNotFoundError:

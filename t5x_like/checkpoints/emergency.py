@@ -90,11 +90,7 @@ class Starts:
     return self.known[-1][0]
 
   def begin(self, step: int) -> None:
-    """Record that the run goes on from a step; all processes must call it.
-
-    Raises:
-      UserError: the file cannot be written.
-    """
+    """Record that the run goes on from a step; all processes must call it. Raise UserError if it cannot be written."""
     known = self.known
 
     def write():

@@ -224,20 +224,12 @@ class Checkpoints:
     return later
 
   def wait(self) -> None:
-    """Wait until the last save is committed.
-
-    Raises:
-      UserError, TransientError: it could not be written.
-    """
+    """Wait until the last save is committed; raise UserError or TransientError if it could not be written."""
     with self._disk_errors():
       self._store.wait()
 
   def close(self) -> None:
-    """Wait for the last save and end all threads; safe to call twice.
-
-    Raises:
-      UserError, TransientError: the last save could not be written.
-    """
+    """Wait for the last save and end all threads; safe to call twice. Raise as `wait`."""
     with self._disk_errors():
       self._store.close()
 

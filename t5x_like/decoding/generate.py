@@ -183,11 +183,7 @@ jax.tree_util.register_dataclass(
 
 
 def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> Start:
-  """Read the whole prompt in one call.
-
-  Raises:
-    UserError: `max_length` or an id of `eos` is out of range.
-  """
+  """Read the whole prompt in one call; raise UserError if `max_length` or an id of `eos` is out of range."""
   tokens, V = model.variant.tokens, model.variant.vocab_size
   eos = (tokens.eos,) if eos is None else tuple(eos)
   if max_length < 1:

@@ -43,11 +43,7 @@ def check_below(folder) -> None:
 
 
 def content(path) -> bytes | None:
-  """Return the bytes of a file of a run, None if there is none.
-
-  Raises:
-    UserError: it is no file, or cannot be read.
-  """
+  """Return the bytes of a run's file, None if there is none; raise UserError if it is no file, or cannot be read."""
   try:
     return Local(path).read_bytes()
   except FileNotFoundError:

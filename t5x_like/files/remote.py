@@ -79,11 +79,7 @@ class Remote:
     return Remote(self._url.removesuffix(self._chain).rpartition("/")[0] + self._chain) if self._key else self
 
   def read(self, part: Part = None) -> bytes | None:
-    """Return the bytes of the file, or of a range in it; None if there is no such file.
-
-    Raises:
-      DamageError: the range is not inside the file.
-    """
+    """Return the file's bytes, or a range; None if there is no file. Raise DamageError for a range outside it."""
     return _read(self._root, [(self._key, part)], self._address)[0]
 
   def read_many(self, parts: Sequence[tuple[str, Part]], seconds: float | None = None) -> list[bytes | None]:

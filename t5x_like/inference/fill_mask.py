@@ -17,11 +17,7 @@ from t5x_like.vocabularies.kinds._shared import SPELLINGS
 
 
 def options(flags: dict[str, Any]) -> dict[str, Any]:
-  """Return the flags after checking that mask filling takes all of them.
-
-  Raises:
-    UserError: names a flag that it does not take.
-  """
+  """Return the flags; raise UserError, naming a flag that mask filling does not take."""
   if other := [name for name in flags if name != "top_k"]:
     raise UserError(
       f"--{other[0]}={flags[other[0]]}: the model is an encoder, which fills masks and generates nothing; of these"
@@ -57,11 +53,7 @@ class MaskFilling:
     self.dense = model.variant.design.core in ("auto", "dense")
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Encode each text between CLS and SEP.
-
-    Raises:
-      UserError: a text has no mask, or is longer than in training.
-    """
+    """Encode each text between CLS and SEP; raise UserError if one has no mask, or is longer than in training."""
     (longest,) = self.features["encoder_input_tokens"]
     cls_id, sep_id = (special(self.vocabulary, name) for name in ("cls", "sep"))
     rows = []

@@ -200,11 +200,7 @@ class Continuation(Generation):
     return length
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Encode each text, begun as `around` says.
-
-    Raises:
-      UserError: the model has too few positions.
-    """
+    """Encode each text, begun as `around` says; raise UserError if the model has too few positions."""
     rows, longest = [], 0
     for number, text in enumerate(texts):
       ids = self.begun(self.prompt(text))

@@ -66,11 +66,7 @@ class _OfImages:
   """
 
   def __call__(self, run: Runner, paths: Sequence[str]) -> list[dict[str, Any]]:
-    """Return an answer for each file: `input` and either the predictions or an `error`.
-
-    Raises:
-      UserError: none of the files is an image.
-    """
+    """Return an answer for each file: `input`, and predictions or an `error`; raise UserError if none is an image."""
     skipped: dict[int, str] = {}
     sizes: dict[int, tuple[int, int]] = {}
     nothing = np.zeros((1, 1, self.channels), np.float32)

@@ -15,11 +15,7 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 @dataclasses.dataclass(frozen=True)
 class Stops:
-  """Strings that end a text; they are not part of it.
-
-  Raises:
-    UserError: a string is empty.
-  """
+  """Strings that end a text and are no part of it; raises UserError for an empty one."""
 
   strings: tuple[str, ...] = ()
 

@@ -17,11 +17,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def serve(talk: Talk, port: int, name: str, temperature: float, system: str | None) -> None:
-  """Serve the page until interrupted; port 0 takes a free one.
-
-  Raises:
-    UserError: the port is in use.
-  """
+  """Serve the page until interrupted; port 0 takes a free one. Raise UserError if the port is in use."""
   try:
     server = Server(talk, port, {"name": name, "told": talk.told, "temperature": temperature, "system": system})
   except OSError as error:
@@ -123,11 +119,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _read(content: bytes) -> tuple[list[Message], float]:
-  """Return the messages and the temperature of a request.
-
-  Raises:
-    UserError: it is anything else.
-  """
+  """Return the messages and the temperature of a request; raise UserError for anything else."""
   try:
     found = json.loads(content)
     messages = [Message(one["role"], one["content"]) for one in found["messages"]]

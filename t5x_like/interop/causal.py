@@ -183,11 +183,7 @@ def rope_config(position: dict, **more: float) -> dict:
 
 
 def ropes_config(model) -> dict:
-  """Return `rope_parameters` by kind of layer.
-
-  Raises:
-    UserError: layers of one kind differ in their positions.
-  """
+  """Return `rope_parameters` by kind of layer; raise UserError if layers of one kind differ in their positions."""
   design = model.variant.design
   positions = design.position if isinstance(design.position, tuple) else (design.position,)
   found: dict[str, dict] = {}

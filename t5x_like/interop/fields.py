@@ -56,11 +56,7 @@ class Fields:
     self._left = set(values) - _WITHOUT_EFFECT
 
   def take(self, name: str, default: Any = ...) -> Any:
-    """Return the value of a field, or the default if it is missing or null.
-
-    Raises:
-      UserError: it is missing or null, and there is no default.
-    """
+    """Return a field's value, or the default if it is missing or null; raise UserError if it then has no default."""
     self._left.discard(name)
     value = self.values.get(name)
     if value is None and default is ...:
@@ -89,11 +85,7 @@ class Fields:
     self._left -= set(names)
 
   def finish(self) -> None:
-    """Refuse unused fields.
-
-    Raises:
-      UserError: a field was not used; names the first.
-    """
+    """Raise UserError, naming the first field that was not used."""
     for name, allowed in _ONLY.items():
       self.only(name, *allowed)
     for name in sorted(self._left):

@@ -94,11 +94,7 @@ class Topology:
 
 
 def parse(text: str, slices: int = 1) -> Topology:
-  """Parse a topology's name.
-
-  Raises:
-    UserError: the kind is unknown, the shape is invalid, or several slices of CPUs are requested.
-  """
+  """Parse a topology's name; raise UserError for an unknown kind, an invalid shape, or several slices of CPUs."""
   kind, _, shape = text.partition(":")
   known = ("cpu", *CHIPS)
   if kind not in known:
@@ -157,11 +153,7 @@ def environment(topology: Topology) -> dict[str, str]:
 
 
 def devices(topology: Topology) -> list:
-  """Return the devices of a topology; the process must have its `environment`.
-
-  Raises:
-    UserError: the compiler does not know the topology.
-  """
+  """Return a topology's devices; the process must have its `environment`. Raise UserError if the compiler lacks it."""
   import jax
   from jax.experimental import topologies
 

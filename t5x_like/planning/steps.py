@@ -79,11 +79,7 @@ def _task(arguments: dict[str, Any], split: str):
 
 
 def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
-  """Make the step of a kind in `STEPS`.
-
-  Raises:
-    UserError: model, objective and task do not fit each other, or the model does not decode.
-  """
+  """Make a step of a kind in `STEPS`; raise UserError if model, objective and task do not fit, or nothing decodes."""
   assembly.check_task(config, parts, task)
   if kind == "train":
     batch = abstract_batch(config, parts.rules, task)

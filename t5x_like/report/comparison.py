@@ -17,11 +17,7 @@ _OWN = ("features.",)
 
 
 def check(workdir: str) -> pathlib.Path:
-  """Check that a workdir or address has metrics or a config, and return it or a copy of its small files.
-
-  Raises:
-    UserError: it has neither.
-  """
+  """Return a workdir, or a copy of an address's small files; raise UserError if it has neither metrics nor config."""
   folder = copied(workdir)
   if not any((folder / name).is_file() for name in (FILE, "config.json")):
     raise UserError(f"{workdir}: holds no run ({FILE} and config.json are not there); give the workdirs of runs")
@@ -29,11 +25,7 @@ def check(workdir: str) -> pathlib.Path:
 
 
 def write(workdirs: Sequence[str], output: str) -> None:
-  """Write the page that compares runs.
-
-  Raises:
-    UserError: a workdir holds no run, a file of it is corrupt, or the page cannot be written.
-  """
+  """Write the page that compares runs; raise UserError if one is no run or corrupt, or the page cannot be written."""
   folders = dict(zip(_names(workdirs), map(check, workdirs)))
   names, metrics = list(folders), {name: read_metrics(folder) for name, folder in folders.items()}
   configs = {name: page.flat_object(folder / "config.json") for name, folder in folders.items()}

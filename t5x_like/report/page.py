@@ -106,11 +106,7 @@ def _starts(path: pathlib.Path):
 
 
 def flat_object(path: pathlib.Path) -> dict[str, str]:
-  """Return the values of a JSON file by dotted key; {} if it is missing.
-
-  Raises:
-    UserError: it holds no JSON object.
-  """
+  """Return the values of a JSON file by dotted key, {} if it is missing; raise UserError if it holds no JSON object."""
   return _flat(_read_object(path))
 
 

@@ -30,11 +30,7 @@ def read_metrics(workdir) -> list[dict[str, Any]]:
 
 
 def set_aside(workdir) -> None:
-  """Keeps a copy of `metrics.jsonl`, as `metrics.<time>.jsonl`, before lines of it are dropped.
-
-  Raises:
-    UserError: it cannot be written.
-  """
+  """Copy `metrics.jsonl` to `metrics.<time>.jsonl` before lines of it are dropped; raise UserError if that fails."""
   path = pathlib.Path(workdir) / FILE
   try:
     content = path.read_bytes()
@@ -85,11 +81,7 @@ class MetricsWriter:
       self._trackers = trackers()
 
   def write(self, step: int, metrics: dict[str, float]) -> None:
-    """Append one line, and hand it to the trackers.
-
-    Raises:
-      UserError: the files cannot be written.
-    """
+    """Append one line, and hand it to the trackers; raise UserError if the files cannot be written."""
     if self._file is None:
       return
     values = {name: float(value) for name, value in metrics.items()}
@@ -101,11 +93,7 @@ class MetricsWriter:
         tracker.write(int(step), values)
 
   def flush(self) -> None:
-    """Puts everything written so far on disk; call it before a checkpoint of the same step commits.
-
-    Raises:
-      UserError: the files cannot be written.
-    """
+    """Put everything written so far on disk; call it before a checkpoint of the same step commits. Raise as `write`."""
     if self._file is None:
       return
     with self._disk_errors():
@@ -115,11 +103,7 @@ class MetricsWriter:
         tracker.flush()
 
   def close(self, outcome: str = "finished") -> None:
-    """Flush and close; safe to call twice. See `trackers.Outcome`.
-
-    Raises:
-      UserError: the files cannot be written.
-    """
+    """Flush and close, see `trackers.Outcome`; safe to call twice. Raise as `write`."""
     if self._file is None:
       return
     try:

@@ -83,11 +83,7 @@ def texts_of(tokens_RN: np.ndarray, vocabulary, ends: Sequence[int]) -> list[str
 
 
 def of_texts(value: str | dict[str, Any], texts: list[str], examples: list[dict[str, Any]]) -> np.ndarray:
-  """Return the rewards of texts, float32 [R].
-
-  Raises:
-    UserError: the function fails, or does not return a finite number for each text.
-  """
+  """Return the rewards of texts, float32 [R]; raise UserError unless the function gives a finite number for each."""
   reward, (name, _) = find(value), slots.name_and_arguments(_WHERE, value)
   where = f"{_WHERE}: {name}"
   try:

@@ -30,11 +30,7 @@ _PACKAGES = (
 
 
 def prepare() -> None:
-  """Join the job that this process belongs to, if any, and set up jax and logging.
-
-  Raises:
-    UserError: the job cannot be joined.
-  """
+  """Join the job of this process, if any, and set up jax and logging; raise as `distributed.initialize`."""
   logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   jax.config.update("jax_threefry_partitionable", True)

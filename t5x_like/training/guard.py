@@ -105,11 +105,7 @@ def stopped(why: str, step: int, saved: list[int]) -> NumericError:
 
 
 def target(guard: Guard, why: str, bad: int, saved: list[int]) -> int:
-  """Return the saved step to go back to before step `bad`.
-
-  Raises:
-    NumericError: none is early enough.
-  """
+  """Return the saved step to go back to before step `bad`; raise NumericError if none is early enough."""
   early = [step for step in saved if step <= bad - guard.steps]
   if not early:
     raise NumericError(f"{why} at step {bad}; no step {guard.steps} before is saved; lower --config.checkpoint.every")

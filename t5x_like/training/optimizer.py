@@ -185,11 +185,7 @@ def state_axes(opt_state, params: dict) -> object:
 
 
 def to_named(opt_state) -> dict[str, Any]:
-  """Return the tensors of a state, abstract or not, by name.
-
-  Raises:
-    TypeError: two tensors have the same name.
-  """
+  """Return the tensors of a state, abstract or not, by name; raise TypeError if two have the same name."""
   named: dict[str, Any] = {}
   for name, per_parameter, leaf in _walk(opt_state):
     if name in named and per_parameter:

@@ -220,11 +220,7 @@ class Session:
       self.flush()
 
   def check(self) -> None:
-    """Prove that the workdir is still this run's, before a write that another run must not see.
-
-    Raises:
-      TransientError: another run has taken it.
-    """
+    """Raise TransientError if another run has taken the workdir; call it before a write that it must not see."""
     if self._primary:
       self._held.check()
 

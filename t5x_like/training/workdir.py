@@ -150,11 +150,7 @@ def check_vocabulary(workdir, saved: dict[str, Any], vocabulary, named: str) -> 
 
 
 def write(workdir, name: str, content: dict[str, Any]) -> None:
-  """Write a JSON file atomically.
-
-  Raises:
-    UserError: it cannot be written.
-  """
+  """Write a JSON file atomically; raise UserError if it cannot be written."""
   _replace(workdir, name, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
@@ -261,11 +257,7 @@ def add_start(
 
 
 def add_line(workdir, row: dict[str, Any]) -> None:
-  """Add a line to `history.jsonl`, with the time.
-
-  Raises:
-    UserError: the file cannot be written.
-  """
+  """Add a line to `history.jsonl`, with the time; raise UserError if the file cannot be written."""
   path = pathlib.Path(workdir) / HISTORY
   try:
     timed = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")} | row

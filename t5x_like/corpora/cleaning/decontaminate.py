@@ -94,11 +94,7 @@ def known(against: tuple[str, ...]) -> tuple[dict[int, tuple[np.ndarray, np.ndar
 
 
 def texts(path: str) -> Iterator[str]:
-  """Yield the texts of a file of evaluation examples.
-
-  Raises:
-    UserError: it cannot be read, is not UTF-8, or a line is not JSON.
-  """
+  """Yield the texts of a file of evaluation examples; raise UserError if it is unreadable or no UTF-8 or JSON lines."""
   bare, number = re.sub(r"\.(gz|bz2|xz|zst)$", "", path), 0
   try:
     with opened(path) as file:

@@ -83,11 +83,7 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
-    """Yield (the record's location, for messages; the record) for a split or one of its `parts`.
-
-    Raises:
-      UserError: unreadable or damaged data.
-    """
+    """Yield (a record's location, for messages; the record) of a split or part; raise UserError for unreadable data."""
 
   def documents(self, split: str, field: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
     """Yield the texts of a field, a `Skip` for null; raise UserError where the field is missing or not text."""
@@ -95,11 +91,7 @@ class Source(abc.ABC):
       yield record if isinstance(record, Skip) else text_of(record, field, where)
 
   def classes(self, field: str) -> tuple[str, ...]:
-    """Return the class names of a field, in order, if the source knows them before reading its records.
-
-    Raises:
-      UserError: the source does not know them.
-    """
+    """Return the class names of a field, in order; raise UserError if only the records would tell them."""
     raise UserError(f"source {self.name}: the classes of {field!r} are not known; choose another source")
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:

@@ -44,11 +44,7 @@ class Tracker(Protocol):
 
 
 def need(library: str, extra: str) -> None:
-  """Check that a library is installed, without importing it.
-
-  Raises:
-    UserError: it is not; names the extra that has it.
-  """
+  """Raise UserError, naming the extra, unless a library is installed; nothing is imported."""
   if importlib.util.find_spec(library) is None:
     raise UserError(
       f"config.trackers: {library} is not installed; install it with pip install 't5x-like[{extra}]', or leave the"
