@@ -1,8 +1,9 @@
 """The base of sources whose records are made of another source's: parts, sizes and facts are the other's."""
 
+from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Source
+from t5x_like.corpora.sources import Record, Skip, Source, check_split
 
 
 class Derived(Source):
@@ -10,6 +11,15 @@ class Derived(Source):
 
   _inner: Source
   _own: dict[str, Any]
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    check_split(self, split)
+    for where, record in self._inner.records(split, part):
+      yield from [(where, record)] if isinstance(record, Skip) else self._made(record, where, split)
+
+  def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
+    """Yield the records that a record of the other source becomes, each with its location."""
+    yield where, record
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
     return self._inner.parts(split, part_bytes)

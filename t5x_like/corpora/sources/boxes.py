@@ -35,16 +35,22 @@ Row = tuple[str, list[float]]  # class, edges
 class Source(Base):
   """Images and their boxes, from one table per split."""
 
+  form = "boxes"
+
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
     self._parts = {}
-    for split, (part, *more) in _patterns("boxes", rest).items():
+    for split, (part, *more) in _patterns(self.form, rest).items():
       path, _, folder = part.partition("@")
-      if more or len(_files("boxes", [path])) != 1:
-        raise UserError(f"source boxes:{rest}: found several files for {split!r}, expected one")
-      self._parts[split] = (path, folder.rstrip("/") or os.path.dirname(path) or ".")
+      if more or len(_files(self.form, [path])) != 1:
+        raise UserError(f"source {self.form}:{rest}: found several files for {split!r}, expected one")
+      self._parts[split] = (path, folder.rstrip("/") or self.folder_of(path))
     self.splits = tuple(self._parts)
-    self.name = _name("boxes", [path for path, _ in self._parts.values()])
+    self.name = _name(self.form, [path for path, _ in self._parts.values()])
+
+  def folder_of(self, path: str) -> str:
+    """Return the directory of the images of a file that names none."""
+    return os.path.dirname(path) or "."
 
   def classes(self, field: str) -> tuple[str, ...]:
     tables = (_table(path) for path, _ in self._parts.values())
@@ -65,9 +71,6 @@ class Source(Base):
 
   def changed(self, split: str) -> list[int | None]:
     return [place(self._parts[split][0]).changed()]
-
-  def facts(self, field: str) -> dict[str, Any]:
-    return {"form": "boxes", "splits": {split: self.split_facts(split) for split in self.splits}}
 
   def split_facts(self, split: str) -> dict[str, Any]:
     path, folder = self._parts[split]

@@ -8,7 +8,7 @@ common count too. A text of one sentence gives no record.
 import hashlib
 from collections.abc import Iterator
 
-from t5x_like.corpora.sources import Record, Skip, _salient_rules, check_split, open_source, text_of
+from t5x_like.corpora.sources import Record, Skip, _salient_rules, open_source, text_of
 from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError
 
@@ -27,15 +27,13 @@ class Source(Derived):
     self._own = {"form": "cloze", "version": VERSION}
     self.name, self.splits = self._inner.name, self._inner.splits
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
-    check_split(self, split)
-    for where, record in self._inner.records(split, part):
-      text = record if isinstance(record, Skip) else text_of(record, "text", where)
-      if isinstance(text, Skip):
-        yield where, text
-        continue
-      sentences = _salient_rules.sentences(text)
-      for place, sentence in enumerate(sentences) if len(sentences) > 1 else ():
-        kept = hashlib.sha256(sentence.encode()).digest()[0] % _KEPT == 0
-        rest = sentences if kept else sentences[:place] + sentences[place + 1 :]
-        yield where, {"inputs": sentence, "passage": " ".join(rest)}
+  def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
+    text = text_of(record, "text", where)
+    if isinstance(text, Skip):
+      yield where, text
+      return
+    sentences = _salient_rules.sentences(text)
+    for place, sentence in enumerate(sentences) if len(sentences) > 1 else ():
+      kept = hashlib.sha256(sentence.encode()).digest()[0] % _KEPT == 0
+      rest = sentences if kept else sentences[:place] + sentences[place + 1 :]
+      yield where, {"inputs": sentence, "passage": " ".join(rest)}

@@ -10,9 +10,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip
-from t5x_like.corpora.sources import Source as Base
-from t5x_like.corpora.sources._files import _files, _name, _patterns, bytes_of
+from t5x_like.corpora.sources import Record, Skip, boxes
+from t5x_like.corpora.sources._files import bytes_of
 from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
@@ -20,19 +19,16 @@ from t5x_like.files.checked_json import kind_of
 from t5x_like.files.places import place
 
 
-class Source(Base):
+class Source(boxes.Source):
   """Images and their boxes, from one JSON file per split."""
 
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    del fields, data_dir
-    self._parts = {}
-    for split, (part, *more) in _patterns("coco", rest).items():
-      path, _, folder = part.partition("@")
-      if more or len(_files("coco", [path])) != 1:
-        raise UserError(f"source coco:{rest}: found several files for {split!r}, expected one")
-      self._parts[split] = (path, folder.rstrip("/") or _images_of(path))
-    self.splits = tuple(self._parts)
-    self.name = _name("coco", [path for path, _ in self._parts.values()])
+  form = "coco"
+
+  def folder_of(self, path: str) -> str:
+    """Return train2017 for annotations/instances_train2017.json, if it exists; else the directory of the file."""
+    folder, file = os.path.split(path)
+    usual = os.path.join(os.path.dirname(folder), file.removesuffix(".json").rpartition("_")[2])
+    return usual if os.path.basename(folder) == "annotations" and place(usual).exists() else folder or "."
 
   def classes(self, field: str) -> tuple[str, ...]:
     found = {path: _numbered(_categories(_load(path), path)) for path, _ in self._parts.values()}
@@ -75,12 +71,6 @@ class Source(Base):
         continue
       yield where, {"image": bytes_of(file), "objects": objects, ANNOTATED: (round(height), round(width))}
 
-  def changed(self, split: str) -> list[int | None]:
-    return [place(self._parts[split][0]).changed()]
-
-  def facts(self, field: str) -> dict[str, Any]:
-    return {"form": "coco", "splits": {split: self.split_facts(split) for split in self.splits}}
-
   def split_facts(self, split: str) -> dict[str, Any]:
     path, folder = self._parts[split]
     about = {"size": place(path).size(), "changed": place(path).changed()}
@@ -93,13 +83,6 @@ def _wrong(error: Exception, names: dict[int, str]) -> str:
     return "a size of 0" if isinstance(error, ZeroDivisionError) else f"a value of another kind ({one_line(error)})"
   key = error.args[0]
   return f"no {key!r}" if isinstance(key, str) else f"category_id {key}, which is none of {sorted(names)[:8]}"
-
-
-def _images_of(path: str) -> str:
-  """Return train2017 for annotations/instances_train2017.json, if it exists; else the directory of the file."""
-  folder, file = os.path.split(path)
-  usual = os.path.join(os.path.dirname(folder), file.removesuffix(".json").rpartition("_")[2])
-  return usual if os.path.basename(folder) == "annotations" and place(usual).exists() else folder or "."
 
 
 def _load(path: str) -> dict[str, Any]:

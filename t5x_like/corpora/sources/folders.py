@@ -57,9 +57,6 @@ class Source(Base):
     found = ((path, _archives.split(path)) for path in self._files[split])
     return list(dict.fromkeys(inside[0] if inside else path for path, inside in found))
 
-  def facts(self, field: str) -> dict[str, Any]:
-    return {"form": "folders", "splits": {split: self.split_facts(split) for split in self.splits}}
-
   def split_facts(self, split: str) -> dict[str, Any]:
     files = [(*name.split("/", 1), *_print(path)) for path, name in self._files[split].items()]
     return {"form": "folders", "files": len(files), "content": hashlib.sha256(repr(files).encode()).hexdigest()}

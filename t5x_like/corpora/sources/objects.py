@@ -38,30 +38,20 @@ class Source(Derived):
   def classes(self, field: str) -> tuple[str, ...]:
     return self._inner.classes("objects.label")
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
-    for where, record in self._inner.records(split, part):
-      if isinstance(record, Skip):
-        yield where, record
-        continue
-      found = self._objects(record, where)
-      if isinstance(found, Skip):
-        yield where, found
-        continue
-      yield from ((f"{where}, object {n}", one) for n, one in enumerate(found))
-
-  def _objects(self, record: Record, where: str) -> list[Record] | Skip:
-    """Return the objects of an image, or why it cannot be used."""
+  def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record | Skip]]:
     data, objects = (value(record, field, where) for field in _FIELDS)
     try:
       image = readable(data, lambda image: plain(upright(image, record.get(ANNOTATED))))
     except Unusable as error:
-      return Skip(str(error))
+      yield where, Skip(str(error))
+      return
     size_4 = np.tile([image.height, image.width], 2)
     boxes_K4 = np.asarray(objects["bbox"], np.float64).reshape(-1, 4) / (size_4 if record.get("pixels") else 1)
     boxes_K4, real_K, _ = boxes.inside(boxes_K4)
     crowds_K = np.asarray(objects.get("is_crowd", np.zeros(len(real_K))), bool)
     rows = zip(boxes_K4 * size_4, objects["label"], real_K & ~crowds_K, strict=True)
-    return [{"image": self._square(image, box_4), "label": str(label)} for box_4, label, real in rows if real]
+    for n, (box_4, label) in enumerate((box_4, label) for box_4, label, real in rows if real):
+      yield f"{where}, object {n}", {"image": self._square(image, box_4), "label": str(label)}
 
   def _square(self, image, box_4: np.ndarray) -> bytes:
     """Return the square around a box in pixels, as a JPEG."""

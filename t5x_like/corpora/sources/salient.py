@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterator
 
 from t5x_like import trust
-from t5x_like.corpora.sources import Record, Skip, _named_spans, _salient_rules, check_split, formats, open_source
+from t5x_like.corpora.sources import Record, _named_spans, _salient_rules, formats, open_source
 from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError
 
@@ -47,16 +47,11 @@ class Source(Derived):
     self._own = {"form": "salient", "version": VERSION, "finder": finder}
     self.name, self.splits = self._inner.name, self._inner.splits
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
-    check_split(self, split)
-    for where, record in self._inner.records(split, part):
-      if isinstance(record, Skip):
-        yield where, record
-        continue
-      for sentence, spans in self._spans(record, where):
-        for start, end in spans:
-          inputs = f"nem: {sentence[:start]}_X_{sentence[end:]}"
-          yield where, record | {"inputs": inputs, "targets": sentence[start:end]}
+  def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record]]:
+    for sentence, spans in self._spans(record, where):
+      for start, end in spans:
+        inputs = f"nem: {sentence[:start]}_X_{sentence[end:]}"
+        yield where, record | {"inputs": inputs, "targets": sentence[start:end]}
 
   def _spans(self, record: Record, where: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     """Yield the sentences of a record with their spans."""

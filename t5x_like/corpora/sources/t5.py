@@ -15,7 +15,7 @@ of their own: their texts are the templates of `benchmarks/suites/`.
 
 from collections.abc import Iterator
 
-from t5x_like.corpora.sources import Record, Skip, _t5_texts, check_split, open_source
+from t5x_like.corpora.sources import Record, _t5_texts, open_source
 from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError, did_you_mean
 
@@ -39,13 +39,8 @@ class Source(Derived):
     self._own = {"form": "t5", "text": self._form, "version": VERSION}
     self.name, self.splits = self._inner.name, self._inner.splits
 
-  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
-    check_split(self, split)
-    for where, record in self._inner.records(split, part):
-      if isinstance(record, Skip):
-        yield where, record
-      else:
-        yield from ((where, made) for made in self._texts(record, where, split.startswith("train")))
+  def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record]]:
+    yield from ((where, made) for made in self._texts(record, where, split.startswith("train")))
 
 
 def inner(source: str) -> str:

@@ -56,9 +56,6 @@ class Source(Base):
   def changed(self, split: str) -> list[int | None]:
     return [place(path).changed() for pair in self._files[split] for path in pair if path]
 
-  def facts(self, field: str) -> dict[str, Any]:
-    return {"form": "voc", "splits": {split: self.split_facts(split) for split in self.splits}}
-
   def split_facts(self, split: str) -> dict[str, Any]:
     files = [path for pair in self._files[split] for path in pair if path]
     found = [(os.path.basename(p), place(p).size(), when) for p, when in zip(files, self.changed(split), strict=True)]
