@@ -9,13 +9,13 @@ from flax import nnx
 
 from t5x_like import slots
 from t5x_like.architectures import backbones, heads
-from t5x_like.architectures.architecture import Batch, Dtype, Layers
+from t5x_like.architectures.architecture import Dtype, Layers
 from t5x_like.architectures.build import chosen
 from t5x_like.architectures.design import Design
-from t5x_like.architectures.image_encoder import check
+from t5x_like.architectures.image_encoder import ImageModel, check
 from t5x_like.errors import UserError
 from t5x_like.nn import remat as policies
-from t5x_like.nn.dims import Dims, subkey
+from t5x_like.nn.dims import Dims
 from t5x_like.resolution import Resolution
 from t5x_like.slots import Positive, Rate
 
@@ -47,7 +47,7 @@ class ConvVariant:
     return Dims(self.width, 1, 1, self.width, self.width, 1)
 
 
-class ConvEncoder(nnx.Module):
+class ConvEncoder(ImageModel):
   """A backbone and a head. The parameters of `backbone` have the names that they have in a detector.
 
   Args:
@@ -64,7 +64,6 @@ class ConvEncoder(nnx.Module):
 
   VARIANTS: ClassVar[dict[str, ConvVariant]] = {}
   VARIANT = ConvVariant
-  NEEDS = ("image",)
 
   def __init__(
     self,
@@ -97,22 +96,6 @@ class ConvEncoder(nnx.Module):
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
     if getattr(self.head, "places", ()):
       raise UserError(f"config.model.head: found {variant.head!r}, which puts patches back; convolutions have none")
-
-  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    return self.outputs(batch, key)
-
-  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """Compute the head's outputs.
-
-    Args:
-      batch: `image` float32 [B, Y, X, C].
-      key: dropout key, or None for evaluation.
-    """
-    return self.head(self.encode(batch["image"], subkey(key, 0))[0], None, None, subkey(key, 1))
-
-  def features(self, batch: Batch) -> jax.Array:
-    """Return the features that the head classifies, float32 [B, D]."""
-    return self.head.pooled(self.encode(batch["image"])[0]).astype(jnp.float32)
 
   def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None):
     """Return (the cells of the last map in raster order, [B, T, D]; no auxiliary scalars)."""

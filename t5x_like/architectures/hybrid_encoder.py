@@ -10,11 +10,11 @@ from flax import nnx
 
 from t5x_like import slots
 from t5x_like.architectures import heads
-from t5x_like.architectures.architecture import Batch, Dtype, Layers
+from t5x_like.architectures.architecture import Dtype, Layers
 from t5x_like.architectures.build import chosen, computed
 from t5x_like.architectures.design import Design
 from t5x_like.architectures.grid_stack import GridStackBuilder
-from t5x_like.architectures.image_encoder import DropPathRates, check, path_depths
+from t5x_like.architectures.image_encoder import DropPathRates, ImageModel, check, path_depths
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, Dropout, subkey
@@ -74,7 +74,7 @@ class HybridVariant:
     return Grid(*(-(-side // 2 ** (stage + 2)) for side in sides(self.resolution)))  # each halving rounds up
 
 
-class HybridEncoder(nnx.Module):
+class HybridEncoder(ImageModel):
   """Convolutions, then a bidirectional stack in each of two stages, and a head.
 
   Args:
@@ -87,7 +87,6 @@ class HybridEncoder(nnx.Module):
 
   VARIANTS: ClassVar[dict[str, HybridVariant]] = {}
   VARIANT = HybridVariant
-  NEEDS = ("image",)
 
   def __init__(
     self,
@@ -136,23 +135,6 @@ class HybridEncoder(nnx.Module):
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
     if not getattr(self.head, "norm_before", True):
       self.norm = Identity()
-
-  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    return self.outputs(batch, key)
-
-  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """Compute the head's outputs and auxiliary scalars.
-
-    Args:
-      batch: `image` float32 [B, Y, X, C].
-      key: dropout key, or None for evaluation.
-    """
-    x_BTD, aux = self.encode(batch["image"], subkey(key, 0))
-    return self.head(x_BTD, None, None, subkey(key, 1)) | aux
-
-  def features(self, batch: Batch) -> jax.Array:
-    """Return the features that the head classifies, float32 [B, D]."""
-    return self.head.pooled(self.encode(batch["image"])[0]).astype(jnp.float32)
 
   def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None):
     """Return (the cells of the last grid in raster order, [B, T, D]; auxiliary scalars)."""

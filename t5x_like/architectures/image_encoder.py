@@ -69,7 +69,30 @@ class ImageVariant:
     return Grid(rows, columns, self.class_tokens)
 
 
-class ImageEncoder(nnx.Module):
+class ImageModel(nnx.Module):
+  """The base of encoders of images: hidden states of an image, [B, T, D] from `encode`, and a `head` on them."""
+
+  NEEDS = ("image",)
+
+  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    return self.outputs(batch, key)
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """Compute the head's outputs and auxiliary scalars.
+
+    Args:
+      batch: `image` float32 [B, Y, X, C].
+      key: dropout key, or None for evaluation.
+    """
+    x_BTD, aux = self.encode(batch["image"], subkey(key, 0))
+    return self.head(x_BTD, None, None, subkey(key, 1)) | aux
+
+  def features(self, batch: Batch) -> jax.Array:
+    """Return the features that the head classifies, float32 [B, D]."""
+    return self.head.pooled(self.encode(batch["image"])[0]).astype(jnp.float32)
+
+
+class ImageEncoder(ImageModel):
   """A bidirectional stack over patches, and a head.
 
   Args:
@@ -85,7 +108,6 @@ class ImageEncoder(nnx.Module):
 
   VARIANTS: ClassVar[dict[str, ImageVariant]] = {}
   VARIANT = ImageVariant
-  NEEDS = ("image",)
 
   def __init__(
     self,
@@ -158,9 +180,6 @@ class ImageEncoder(nnx.Module):
     given = dict(rngs=rngs, channels=self.variant.channels)
     return slots.make("config.model.backbone", self.variant.backbone, _BACKBONES, "make", **given)
 
-  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    return self.outputs(batch, key)
-
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Compute the head's outputs and auxiliary scalars.
 
@@ -176,10 +195,6 @@ class ImageEncoder(nnx.Module):
       change = functools.partial(change, sources_BT=places["patch_sources"])
     x_BTD, aux = self.encode(batch["image"], subkey(key, 0), places.get("visible_patches"), change)
     return self.head(x_BTD, None, None, subkey(key, 1), **places) | aux
-
-  def features(self, batch: Batch) -> jax.Array:
-    """Return the features that the head classifies, float32 [B, D]."""
-    return self.head.pooled(self.encode(batch["image"])[0]).astype(jnp.float32)
 
   def encode(
     self,
