@@ -213,16 +213,14 @@ class ObjectSteps:
 
   def _meet(self, say: str, hear: list[str]) -> None:
     """Announce that something is done, and wait for all of `hear`."""
-    if jax.process_count() == 1:
+    store = distributed.key_value_store()
+    if store is None:
       return
-    from jax._src import distributed as service  # the key-value store has no public API
-
-    client = service.global_state.client
     if say:
-      client.key_value_set(f"t5x_like/saved/{say}", "done")
+      store.key_value_set(f"t5x_like/saved/{say}", "done")
     for name in hear:
       try:
-        client.blocking_key_value_get(f"t5x_like/saved/{name}", int(self._timeout * 1000))
+        store.blocking_key_value_get(f"t5x_like/saved/{name}", int(self._timeout * 1000))
       except RuntimeError as error:
         raise TransientError(
           f"{self._place}: checkpoint was not written by all processes within {self._timeout:g} s (one of them"

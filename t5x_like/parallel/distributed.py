@@ -101,17 +101,16 @@ def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
     UserError: two processes differ; names the process and the fact.
     TransientError: a process did not report in time; names it.
   """
-  if not jax.distributed.is_initialized() or jax.process_count() == 1:
+  store = key_value_store()
+  if store is None:
     return
-  from jax._src import distributed  # the key-value store has no public API
-
-  client, key = distributed.global_state.client, f"t5x_like/agree/{next(_agreements)}"
+  key = f"t5x_like/agree/{next(_agreements)}"
 
   def compare():
     deadline = time.monotonic() + timeout_seconds
     for index in range(1, jax.process_count()):
       late = f"process {index} of {jax.process_count()} did not report within {timeout_seconds:g} s; see its log"
-      report = json.loads(_read(client, f"{key}/{index}", deadline - time.monotonic(), late))
+      report = json.loads(_read(store, f"{key}/{index}", deadline - time.monotonic(), late))
       for name in sorted({*facts, *report}):
         if report.get(name) != facts.get(name):
           raise UserError(
@@ -120,14 +119,23 @@ def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
           )
 
   # Process 0 reads all facts, and the others its verdict: two messages a process, however many there are.
-  client.key_value_set(f"{key}/{jax.process_index()}", json.dumps(facts))
+  store.key_value_set(f"{key}/{jax.process_index()}", json.dumps(facts))
   from_first(compare, timeout_seconds=timeout_seconds + _SAY_SECONDS)
 
 
-def _read(client, key: str, seconds: float, late: str) -> str:
+def key_value_store():
+  """Return the client of the coordinator's key-value store; None for a process on its own."""
+  if not jax.distributed.is_initialized() or jax.process_count() == 1:
+    return None
+  from jax._src import distributed  # it has no public API
+
+  return distributed.global_state.client
+
+
+def _read(store, key: str, seconds: float, late: str) -> str:
   """Read a key once another process has set it; raise a TransientError that says `late` after some seconds."""
   try:
-    return client.blocking_key_value_get(key, max(1, int(seconds * 1000)))
+    return store.blocking_key_value_get(key, max(1, int(seconds * 1000)))
   except RuntimeError as error:
     if "DEADLINE_EXCEEDED" not in str(error):
       raise
@@ -143,12 +151,9 @@ def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> 
     UserError: `make` raised one in process 0.
     TransientError: `make` failed there in another way, or took longer than `timeout_seconds`.
   """
-  count = next(_agreements)
-  if not jax.distributed.is_initialized() or jax.process_count() == 1:
+  store, key = key_value_store(), f"t5x_like/first/{next(_agreements)}"
+  if store is None:
     return make()
-  from jax._src import distributed  # the key-value store has no public API
-
-  client, key = distributed.global_state.client, f"t5x_like/first/{count}"
   if jax.process_index() == 0:
     outcome = ["failed", "see its log"]
     try:
@@ -159,16 +164,14 @@ def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> 
       outcome = ["refused", one_line(error)]
       raise
     finally:
-      client.key_value_set(key, json.dumps(outcome))
+      store.key_value_set(key, json.dumps(outcome))
   began = time.monotonic()
   while True:
     try:
-      outcome, why = json.loads(client.blocking_key_value_get(key, int(_SAY_SECONDS * 1000)))
+      outcome, why = json.loads(_read(store, key, _SAY_SECONDS, "process 0 has not prepared the data yet"))
       break
-    except RuntimeError as error:
-      if "DEADLINE_EXCEEDED" not in str(error):
-        raise
-    waited = time.monotonic() - began
+    except TransientError:
+      waited = time.monotonic() - began
     if waited > timeout_seconds:
       raise TransientError(f"process 0 has not prepared the data within {timeout_seconds:g} s; see its log")
     print(f"waiting for process 0 to prepare the data ({waited:.0f} s so far)", flush=True)
@@ -189,22 +192,19 @@ def from_first(make: Callable[[], Any], *, timeout_seconds: float = 600) -> Any:
     Exception: process 0 raised one. The other processes raise the same class of `t5x_like.errors`, or a RuntimeError.
     TransientError: process 0 did not answer in time.
   """
-  count = next(_answers)
-  if not jax.distributed.is_initialized() or jax.process_count() == 1:
+  store, key = key_value_store(), f"t5x_like/from_first/{next(_answers)}"
+  if store is None:
     return make()
-  from jax._src import distributed  # the key-value store has no public API
-
-  client, key = distributed.global_state.client, f"t5x_like/from_first/{count}"
   if jax.process_index() == 0:
     try:
       answer = make()
     except Exception as error:
-      client.key_value_set(key, json.dumps({"error": type(error).__name__, "message": one_line(error)}))
+      store.key_value_set(key, json.dumps({"error": type(error).__name__, "message": one_line(error)}))
       raise
-    client.key_value_set(key, json.dumps({"answer": answer}))
+    store.key_value_set(key, json.dumps({"answer": answer}))
     return answer
   late = f"process 0 did not answer within {timeout_seconds:g} s; see its log"
-  found = json.loads(_read(client, key, timeout_seconds, late))
+  found = json.loads(_read(store, key, timeout_seconds, late))
   if "error" in found:
     raise getattr(errors, found["error"], RuntimeError)(found["message"])
   return found["answer"]

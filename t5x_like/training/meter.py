@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
+from t5x_like.parallel import distributed
+
 _PREFIX = "t5x_like/hosts/"
 _EVERY_SECONDS = 20.0
 
@@ -92,23 +94,19 @@ class Stragglers:
 
   def __init__(self):
     self._seconds, self._steps, self._told = 0.0, 0, time.monotonic()
-    self._client = None
-    if jax.process_count() > 1:
-      from jax._src import distributed  # the key-value store has no public API
-
-      self._client = distributed.global_state.client
+    self._store = distributed.key_value_store()
 
   def step_done(self, own_seconds: float) -> dict[str, float]:
     """Note a step; now and then, return in process 0 the slowest host and the mean seconds of its own work."""
     self._seconds, self._steps = self._seconds + own_seconds, self._steps + 1
-    if self._client is None or time.monotonic() - self._told < _EVERY_SECONDS:
+    if self._store is None or time.monotonic() - self._told < _EVERY_SECONDS:
       return {}
     mine = json.dumps(self._seconds / self._steps)
-    self._client.key_value_set(f"{_PREFIX}{jax.process_index()}", mine, allow_overwrite=True)
+    self._store.key_value_set(f"{_PREFIX}{jax.process_index()}", mine, allow_overwrite=True)
     self._seconds, self._steps, self._told = 0.0, 0, time.monotonic()
     if jax.process_index():
       return {}
-    found = {int(k.rpartition("/")[2]): json.loads(v) for k, v in self._client.key_value_dir_get(_PREFIX)}
+    found = {int(k.rpartition("/")[2]): json.loads(v) for k, v in self._store.key_value_dir_get(_PREFIX)}
     slowest = max(found, key=found.get)
     return {"slowest_host": slowest, "slowest_host_seconds": found[slowest]}
 
