@@ -46,6 +46,7 @@ Rate = Annotated[float, Condition("a number, at least 0 and less than 1", lambda
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _LONGEST_NAME = 64
+_NO_TEXT = re.compile(r"[\0\ud800-\udfff]")  # NUL and lone surrogates
 _DEEPEST = 32  # levels of nested dicts and lists
 
 
@@ -288,17 +289,9 @@ def _unsound(value: Any) -> str:
     return ", finite"
   if isinstance(value, int) and not -_INT64 <= value < _INT64:
     return " of at most 64 bits"
-  if isinstance(value, str) and ("\0" in value or not _encodable(value)):
+  if isinstance(value, str) and _NO_TEXT.search(value):
     return " that UTF-8 can hold, without NUL"
   return ""
-
-
-def _encodable(text: str) -> bool:
-  try:
-    text.encode()
-  except UnicodeEncodeError:
-    return False
-  return True
 
 
 def shown(value: Any, quoted: str = "'") -> str:

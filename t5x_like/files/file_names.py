@@ -18,11 +18,8 @@ def is_name(text: Any) -> bool:
   """Return whether a value may name a file or directory: a single path component, not `.` or `..`."""
   if not isinstance(text, str) or text in ("", ".", "..") or "/" in text or "\\" in text:
     return False
-  try:
-    size = len(text.encode())
-  except UnicodeEncodeError:  # a lone surrogate
-    return False
-  return size <= LONGEST and not any(unicodedata.category(character) == "Cc" for character in text)
+  odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in text)  # controls and lone surrogates
+  return not odd and len(text.encode()) <= LONGEST
 
 
 def is_inside(path: Any) -> bool:

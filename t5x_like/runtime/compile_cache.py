@@ -11,6 +11,7 @@ from elsewhere have other names, which nothing looks for.
 """
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import json
@@ -115,14 +116,15 @@ def hits() -> int:
   return _hits
 
 
+@functools.cache
 def _count_hits() -> None:
+  """Count the hits from now on; act once per process."""
+
   def heard(event: str, **_):
     global _hits
     _hits += event == _HIT
 
-  if not getattr(_count_hits, "done", False):
-    _count_hits.done = True
-    jax.monitoring.register_event_listener(heard)
+  jax.monitoring.register_event_listener(heard)
 
 
 def _machine() -> str:
