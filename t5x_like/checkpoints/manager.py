@@ -24,16 +24,7 @@ from t5x_like.checkpoints import manifest as checkpoint_manifest
 from t5x_like.checkpoints.manifest import Damaged, disk_errno, flatten, together
 from t5x_like.checkpoints.orbax_steps import LocalSteps, quiet_abandoned_tasks
 from t5x_like.checkpoints.tensors import examine, fingerprints
-from t5x_like.errors import (
-  DamageError,
-  NumericError,
-  TransientError,
-  UserError,
-  exit_code,
-  is_transient,
-  one_line,
-  retried,
-)
+from t5x_like.errors import DamageError, NumericError, TransientError, UserError, exit_code, is_transient, one_line
 from t5x_like.files.places import is_remote, place
 from t5x_like.parallel import distributed
 
@@ -67,7 +58,7 @@ class _Kept:
     return [s in kept or self.last is None or bool(self.forever) and s % self.forever == 0 for s in steps]
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager):
   """The checkpoints of one run, one directory per step.
 
   Args:
@@ -113,7 +104,7 @@ class Checkpoints:
     Args:
       step: the number of optimizer steps taken.
       state: nested dicts with string keys; the leaves are arrays of any shape and any type but complex.
-      metadata: anything `json` can write; returned by `metadata` and `restore`.
+      metadata: anything `json` can write; returned by `restore`.
       finite: whether to refuse NaN and infinity.
       before: called before anything of the step is written, perhaps in another thread; its errors are the save's.
 
@@ -147,21 +138,6 @@ class Checkpoints:
   def committed(self, step: int) -> bool:
     """Return whether the save that this process began is committed, without waiting for it."""
     return self._store.committed(step)
-
-  def metadata(self, step: int) -> dict[str, Any]:
-    """Return the metadata saved with a step.
-
-    Raises:
-      UserError: no such step.
-      DamageError: its manifest is damaged.
-    """
-    steps, path = self.steps(), self._store.where(step)
-    if step not in steps:
-      raise UserError(f"{self._directory}: no checkpoint of step {step}; steps here: {steps or 'none'}")
-    try:
-      return retried(lambda: self._manifest(step), path)["metadata"]
-    except Damaged as damage:
-      raise DamageError(f"{path}: damaged checkpoint: {damage}") from None
 
   def restore(self, abstract_state: Wanted, step: int | None = None) -> tuple[int, dict, dict] | None:
     """Read a step onto the given shardings and verify every tensor; all processes must call it.
@@ -232,9 +208,6 @@ class Checkpoints:
     """Wait for the last save and end all threads; safe to call twice. Raise as `wait`."""
     with self._disk_errors():
       self._store.close()
-
-  def __enter__(self) -> "Checkpoints":
-    return self
 
   def __exit__(self, *_) -> None:
     self.close()

@@ -52,7 +52,7 @@ class Past:
     return step // longest * longest if len(self.intervals) == 1 else max(0, step + 1 - 2 * longest)
 
 
-class Session:
+class Session(contextlib.AbstractContextManager):
   """Takes a workdir, and compares the run in it with this one; a context manager that releases it.
 
   The past is read once the workdir is taken: until then, another run may add to it.
@@ -230,9 +230,6 @@ class Session:
     self._writer.flush()
     if self._mirror and self._primary:
       self._mirror.push()
-
-  def __enter__(self) -> "Session":
-    return self
 
   def __exit__(self, kind, *_) -> None:
     """Wait for the last checkpoint, close the metrics and release the workdir."""

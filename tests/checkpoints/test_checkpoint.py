@@ -123,9 +123,9 @@ def test_buffers_may_be_donated_as_soon_as_save_returns(tmp_path):
 def test_keeps_the_last_and_the_multiples(tmp_path):
   save_steps(tmp_path, range(1, 10), mesh_of(8, 1), keep_last=2, keep_every=4)
   assert Checkpoints(tmp_path).steps() == [4, 8, 9]
-  assert Checkpoints(tmp_path).metadata(8) == {"config": {"seed": 8}}
+  assert Checkpoints(tmp_path).restore({}, 8) == (8, {}, {"config": {"seed": 8}})
   with pytest.raises(UserError, match=r"no checkpoint of step 5; steps here: \[4, 8, 9\]"):
-    Checkpoints(tmp_path).metadata(5)
+    Checkpoints(tmp_path).restore({}, 5)
 
 
 def test_saving_a_step_again_is_nothing_if_equal_and_refused_if_not(tmp_path):
