@@ -36,6 +36,7 @@ import pathlib
 from t5x_like import command_line, slots, trust
 from t5x_like.benchmarks import suites
 from t5x_like.errors import UserError, door
+from t5x_like.files import checked_json
 from t5x_like.files.places import directory, is_remote
 from t5x_like.interop import hub
 
@@ -124,7 +125,7 @@ def main(argv: list[str]) -> None:
       process.say(f"  {name:<{width}}  {value:12,.4f}".rstrip("0").rstrip("."))
     if process.first():
       folder, name = f"{args.workdir}/evaluations", f"{step}_{label}_{group.split}"
-      metrics = {key: value if math.isfinite(value) else None for key, value in group.metrics.items()}
+      metrics = checked_json.finite(group.metrics)
       content = {"step": step, "task": group.task, "split": group.split, "metrics": metrics}
       workdir.write(folder, f"{name}.json", content)
       if group.predictions or group.samples:

@@ -264,7 +264,7 @@ def test_a_run_on_data_of_the_first_edition(untouched, refused, tmp_path):
   for file in (copy / "checkpoints").glob("*/manifest/metadata"):
     manifest = json.loads(file.read_text())
     del manifest["digest"], manifest["metadata"]["fingerprints"]["data_edition"]
-    file.write_text(json.dumps(manifest | {"digest": checkpoint_manifest._digest(manifest)}))
+    file.write_text(json.dumps(manifest | {"digest": checkpoint_manifest.digest(manifest)}))
   refused(train.main, *flags, workdir=copy, parts=(str(copy / "checkpoints"), *parts))
 
 

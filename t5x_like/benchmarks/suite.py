@@ -26,6 +26,7 @@ from t5x_like.benchmarks import comparison, data, outside, submission, suites, t
 from t5x_like.benchmarks import facts as suite_facts
 from t5x_like.benchmarks.suites import Benchmark, Form, Suite
 from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.files import checked_json
 from t5x_like.files.places import check_writable, is_remote
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
@@ -269,12 +270,8 @@ def _one(
     best, truncated = tuned.best, getattr(task, "truncated", 0.0)
   tests = _tests(benchmark, config, options)
   step, groups = best if best and not tests else _best(config, folder, tests)
-  metrics = {
-    f"{label}/{key}": value if math.isfinite(value) else None
-    for label, group in groups.items()
-    for key, value in group.metrics.items()
-    if label not in tests
-  }
+  counted = {label: group.metrics for label, group in groups.items() if label not in tests}
+  metrics = checked_json.finite({f"{label}/{key}": x for label, of in counted.items() for key, x in of.items()})
   result = {
     "workdir": str(folder),
     "rate": rate,

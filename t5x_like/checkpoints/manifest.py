@@ -1,7 +1,6 @@
 """The manifest of a checkpoint step, and verdicts on its data: damage, or a fault of disk, network or memory."""
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -13,6 +12,8 @@ from jax.experimental import multihost_utils
 
 from t5x_like.errors import DamageError, TransientError, UserError, did_you_mean, is_out_of_memory, one_line, retried
 from t5x_like.files import file_names, local
+from t5x_like.files.answers import chain
+from t5x_like.files.checked_json import digest
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 _REFUSALS = (errno.EACCES, errno.EPERM)
@@ -62,7 +63,7 @@ def build(step: int, tensors: dict[str, Any], prints: dict[str, str], metadata: 
       name: {"shape": list(x.shape), "dtype": str(x.dtype), "fingerprint": prints[name]} for name, x in tensors.items()
     },
   }
-  manifest["digest"] = _digest(manifest)
+  manifest["digest"] = digest(manifest)
   return manifest
 
 
@@ -84,7 +85,7 @@ def read(fetch: Callable[[], str], step: int) -> dict[str, Any]:
   if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
     found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
     raise Damaged(f"manifest has format {found!r}, expected {FORMAT!r}")
-  if manifest.pop("digest", None) != _digest(manifest) or manifest["step"] != step:
+  if manifest.pop("digest", None) != digest(manifest) or manifest["step"] != step:
     raise Damaged("manifest does not match its own digest")
   for name in manifest["tensors"]:
     if not file_names.is_inside(name):
@@ -120,10 +121,6 @@ def check_tensors(where, saved: dict[str, dict], wanted: dict[str, Any]) -> None
 def _or_fresh(name: str) -> str:
   own = name == "step" or name.startswith("params/")
   return "" if own else ", or start this optimizer without a state: --config.checkpoint.fresh_optimizer=true"
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-  return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def together(path: str, read: Callable[[], Any]) -> Any:
@@ -182,13 +179,10 @@ def _verdict(error: Exception | None) -> str:
 
 def disk_errno(error: BaseException | None) -> int | None:
   """Return the errno of the first disk error in a chain of exceptions, recognised also by its text alone."""
-  seen = set()
-  while error is not None and id(error) not in seen:
-    seen.add(id(error))
-    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-      return error.errno
+  for link in chain(error):
+    if isinstance(link, OSError) and link.errno in _DISK_ERRORS:
+      return link.errno
     for number in _DISK_ERRORS:
-      if os.strerror(number) in str(error):
+      if os.strerror(number) in str(link):
         return number
-    error = error.__cause__ or error.__context__
   return None

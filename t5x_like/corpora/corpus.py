@@ -16,8 +16,6 @@ so does its lock; a lease expires a minute later.
 """
 
 import contextlib
-import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +29,7 @@ from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import Job
 from t5x_like.corpora.tokens import Tokens, summary
 from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
-from t5x_like.files import locks
+from t5x_like.files import checked_json, locks
 from t5x_like.files.locks import Held
 from t5x_like.files.places import Local, Place, place
 from t5x_like.store import manifest as manifests
@@ -69,7 +67,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
     "vocabulary": vocabulary.fingerprint,
     "edition": [manifests.FORMAT, _EDITION, *(step.edition for step in steps if step.edition)],
   }
-  request = _hash(asked)
+  request = checked_json.digest(asked)[:12]
 
   def located() -> tuple[Documents, str]:
     documents = _opened(corpus, root, request)
@@ -79,7 +77,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
         f"source {corpus.source}: found no split {split!r}, expected one of {', '.join(names)}"
         f"{did_you_mean(split, names)}"
       )
-    files = _hash([documents.facts(), {name: source.changed(name) for name in source.splits}])
+    files = checked_json.digest([documents.facts(), {name: source.changed(name) for name in source.splits}])[:12]
     return documents, f"{root}/{source.name}-{request}-{files}"
 
   def is_there(home: str) -> bool:
@@ -124,10 +122,6 @@ def _stores(root: str, request: str) -> list[str]:
     found = [path for path in place(root).iterdir() if f"-{request}-" in path.name]
     return [os.fspath(path) for path in sorted(found, key=lambda path: path.changed() or 0)]
   return []
-
-
-def _hash(content: Any) -> str:
-  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 class _Waiting:

@@ -7,8 +7,6 @@ is made: tokens of documents (`tokens.py`), examples, images. `building.py` and 
 import abc
 import dataclasses
 import functools
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.corpora import cleaning
+from t5x_like.files import checked_json
 from t5x_like.files.places import Place, is_remote, place
 from t5x_like.vocabularies import Vocabulary
 
@@ -131,11 +130,11 @@ class Job:
   @functools.cached_property
   def key(self) -> str:
     """The SHA-256 of everything that determines the bytes of all parts."""
-    return hashlib.sha256(json.dumps({**self.kind.facts, "version": _VERSION}, sort_keys=True).encode()).hexdigest()
+    return checked_json.digest({**self.kind.facts, "version": _VERSION})
 
   def part_key(self, number: int) -> str:
     """Return the SHA-256 of everything that determines the bytes of a part."""
-    return hashlib.sha256(json.dumps([self.key, self.kind.part_facts(number)], sort_keys=True).encode()).hexdigest()
+    return checked_json.digest([self.key, self.kind.part_facts(number)])
 
 
 @dataclasses.dataclass(frozen=True)

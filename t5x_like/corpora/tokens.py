@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from t5x_like.corpora.held_out import Part
 from t5x_like.corpora.job import Batch, Kind, Made
 from t5x_like.corpora.sources import Skip
 from t5x_like.errors import UserError
+from t5x_like.files import checked_json
 from t5x_like.store import ids
 from t5x_like.store.tokens import TOKENS
 from t5x_like.store.writer import SHARD_VALUES
@@ -30,11 +30,7 @@ def summary(facts: Any) -> Any:
   """Return a source's facts for a manifest: the facts themselves or, if too long, their SHA-256."""
   if len(json.dumps(facts, sort_keys=True)) <= _LONGEST_FACTS:
     return facts
-  return {"form": facts.get("form"), "facts_sha256": _sha256(facts)}
-
-
-def _sha256(facts: Any) -> str:
-  return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+  return {"form": facts.get("form"), "facts_sha256": checked_json.digest(facts)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Tokens(Kind):
       source=documents.spelled,
       data_dir=documents.data_dir,
       text_field=documents.text_field,
-      documents_sha256=_sha256(documents.facts()),
+      documents_sha256=checked_json.digest(documents.facts()),
       changed=tuple(documents.source.changed(part.split)),
       part=part,
       vocabulary_path=vocabulary,
@@ -115,7 +111,7 @@ class Tokens(Kind):
 
   def is_current(self) -> bool:
     documents = _documents(self)
-    now = _sha256(documents.facts()), tuple(documents.source.changed(self.part.split))
+    now = checked_json.digest(documents.facts()), tuple(documents.source.changed(self.part.split))
     return now == (self.documents_sha256, self.changed) and documents.source.is_listed()
 
   def part_size(self, number: int) -> int:
@@ -179,7 +175,7 @@ class Tokens(Kind):
 @functools.lru_cache(16)  # splits
 def _documents(tokens: Tokens) -> Documents:
   documents = Documents(tokens.source, data_dir=tokens.data_dir, text_field=tokens.text_field)
-  if _sha256(documents.facts()) != tokens.documents_sha256:
+  if checked_json.digest(documents.facts()) != tokens.documents_sha256:
     raise UserError(
       f"source {tokens.source}: found other files than when the preparation began; run the same command again"
     )

@@ -17,7 +17,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import hashlib
-import json
 import os
 
 import numpy as np
@@ -26,6 +25,7 @@ from t5x_like.corpora import progress_files
 from t5x_like.data import cache_directory, random
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import TransientError, UserError
+from t5x_like.files import checked_json
 from t5x_like.files.places import place
 from t5x_like.store.tokens import TOKENS, TokenStore
 
@@ -127,7 +127,7 @@ class Chunks:
       return self._count_all()
     about = {"edition": _EDITION, "store": self.tokens.fingerprint, **self._facts()}
     about["firsts"] = hashlib.sha256(self._first_document.tobytes()).hexdigest()
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    key = checked_json.digest(about)
     file = place(cache_directory()) / "chunks" / key[:32]
     if found := progress_files.load_arrays(file):
       return found

@@ -14,7 +14,6 @@ reason.
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import pathlib
 import time
@@ -26,7 +25,7 @@ from t5x_like.corpora.engines import Engine
 from t5x_like.corpora.job import Job, Kind, skips
 from t5x_like.corpora.sources import Record, Skip, Source, check_split, first_records, open_source, parted
 from t5x_like.errors import DamageError, UserError, one_line
-from t5x_like.files import locks
+from t5x_like.files import checked_json, locks
 from t5x_like.files.locks import Held
 from t5x_like.files.places import place
 from t5x_like.store import manifest as manifests
@@ -79,7 +78,7 @@ class Records(Kind):
   def path(self) -> pathlib.Path:
     """The directory of the store."""
     whole, most = parted(self.split)
-    key = hashlib.sha256(json.dumps([self.content, self.store_facts], sort_keys=True).encode()).hexdigest()
+    key = checked_json.digest([self.content, self.store_facts])
     return pathlib.Path(self.cache) / f"{self.source.name}-{whole}{most or ''}-{key[:16]}"
 
   def is_current(self) -> bool:

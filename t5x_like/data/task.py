@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +18,7 @@ from t5x_like.data import cache_directory, preprocessors, tasks
 from t5x_like.data.features import Feature
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.stream import Stream
-from t5x_like.files import file_names
+from t5x_like.files import checked_json, file_names
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary
 
@@ -147,4 +145,4 @@ def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:
 
 def digest(**content: Any) -> str:
   """Return the hexadecimal SHA-256 of JSON-serialisable content."""
-  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+  return checked_json.digest(content)

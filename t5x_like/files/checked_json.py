@@ -1,8 +1,10 @@
-"""The only reader of JSON from outside the program: it parses and checks the outermost type, of a text or a line."""
+"""JSON: the only reader of texts and lines from outside the program, which checks the outermost type; and digests."""
 
+import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError, one_line
@@ -60,3 +62,13 @@ def rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tuple[R
         _log.warning("%s:%d: torn or foreign line is skipped (%s)", where, number, one_line(error)[:100])
       continue
     yield row, line + b"\n"
+
+
+def digest(value: Any) -> str:
+  """Return the hexadecimal SHA-256 of a value as JSON with sorted keys."""
+  return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+  """Return numbers by name, None in place of NaN and infinities, which JSON lacks."""
+  return {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -8,7 +8,6 @@ the steps from there to `step` were lost.
 import contextlib
 import datetime
 import json
-import math
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -42,7 +41,7 @@ def set_aside(workdir) -> None:
     raise UserError(f"{path}: cannot be copied: {error.strerror or one_line(error)}; free space") from error
 
 
-class MetricsWriter:
+class MetricsWriter(contextlib.AbstractContextManager):
   """Appends metrics; on resume it first drops those after the resumed step.
 
   Args:
@@ -85,7 +84,7 @@ class MetricsWriter:
     if self._file is None:
       return
     values = {name: float(value) for name, value in metrics.items()}
-    row = {"step": int(step), **{n: v if math.isfinite(v) else None for n, v in values.items()}}
+    row = {"step": int(step), **checked_json.finite(values)}
     with self._disk_errors():
       self._file.write(json.dumps(row, allow_nan=False) + "\n")
       self._file.flush()
@@ -114,9 +113,6 @@ class MetricsWriter:
         file.close()
         for tracker in self._trackers:
           tracker.close(outcome)
-
-  def __enter__(self) -> "MetricsWriter":
-    return self
 
   def __exit__(self, *_) -> None:
     self.close()

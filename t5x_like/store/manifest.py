@@ -6,13 +6,12 @@ checksum of the others.
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files import file_names
+from t5x_like.files import checked_json, file_names
 
 FORMAT = "t5x_like.store.v3"
 FILE = "manifest.json"
@@ -71,7 +70,7 @@ class Manifest:
   @property
   def checksum(self) -> str:
     """The SHA-256 of all fields."""
-    return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
+    return checked_json.digest(dataclasses.asdict(self))
 
   def to_json(self) -> str:
     return json.dumps({"format": FORMAT, **dataclasses.asdict(self), "checksum": self.checksum}, indent=1) + "\n"

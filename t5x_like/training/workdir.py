@@ -4,7 +4,6 @@
 """
 
 import datetime
-import hashlib
 import json
 import logging
 import pathlib
@@ -273,7 +272,7 @@ def _check_row(row: dict[str, Any]) -> None:
 
 
 def _digest(identity: dict[str, Any]) -> str:
-  return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+  return checked_json.digest(identity)[:16]
 
 
 def _whole(value: Any) -> int | None:

@@ -173,7 +173,7 @@ def test_a_checkpoint_names_no_tensor_elsewhere(copied, tmp_path, capsys):
     {**saved["tensors"], "/etc/passwd": saved["tensors"][some]},
   ):
     manifest = {key: value for key, value in saved.items() if key != "digest"} | {"tensors": tensors}
-    manifest["digest"] = checkpoint_manifest._digest(manifest)
+    manifest["digest"] = checkpoint_manifest.digest(manifest)
     manifest_file.write_text(json.dumps(manifest))
     with pytest.raises(DamageError, match="which no checkpoint has"):
       restore()

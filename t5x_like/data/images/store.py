@@ -10,7 +10,6 @@ A store (see `data/prepared.py`) whose items are images, with the arrays
 
 import concurrent.futures
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
@@ -143,15 +142,12 @@ def _classes(source: Source, field: str, cache: str) -> list[str]:
   if not isinstance(source, FileSource):
     return list(source.classes(field))
   facts = [field, *(source.split_facts(split) for split in source.splits)]
-  key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+  key = checked_json.digest(facts)[:16]
   path = pathlib.Path(cache) / f".{source.name}-classes-{key}.json"
   if path.exists():
     return checked_json.parsed(path.read_bytes(), list, str(path), "class names; delete it and it is made again")
   found = list(source.classes(field))
-  path.parent.mkdir(parents=True, exist_ok=True)
-  whole = path.with_suffix(f".{os.getpid()}")
-  whole.write_text(json.dumps(found))
-  whole.replace(path)
+  place(path).write_text(json.dumps(found))
   return found
 
 
