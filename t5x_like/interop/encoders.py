@@ -116,17 +116,8 @@ def _offset(design: Design) -> int:
   return design.position.get("offset", 0) if isinstance(design.position, dict) else 0
 
 
-def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offset: int = 0, **expected) -> dict:
-  """Return BERT's fields of a model.
-
-  Args:
-    prefix: the prefix of its class names, such as "Bert".
-    offset: the row of position 0.
-    expected: allowed values of the design's fields, for `hf.only`, besides or instead of the usual values.
-  Raises:
-    UserError: the type cannot express a field of the design, or the head; names it.
-  """
-  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+def refuse_others(model, **expected) -> None:
+  """Refuse designs that are not BERT's in the fields that are not `expected`; raise UserError that names the field."""
   usual = dict(
     norm="layernorm",
     norm_position="post",
@@ -143,7 +134,21 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
     logits_scale=False,
     core=[*EXACT],
   )
-  only(model, **(usual | expected))
+  only(model, **usual | expected)
+
+
+def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offset: int = 0, **expected) -> dict:
+  """Return BERT's fields of a model.
+
+  Args:
+    prefix: the prefix of its class names, such as "Bert".
+    offset: the row of position 0.
+    expected: allowed values of the design's fields, see `refuse_others`.
+  Raises:
+    UserError: the type cannot express a field of the design, or the head; names it.
+  """
+  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  refuse_others(model, **expected)
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset", 0) != offset:
     raise UserError(

@@ -66,6 +66,13 @@ class Mapping:
     if f"{ours}/bias" in self.names:
       self.copy(f"{theirs}.bias", f"{ours}/bias", *index)
 
+  def output(self, table: str) -> None:
+    """Map the output projection `lm_head.weight`, in a tied model a copy of the token table of this name."""
+    if self.model.variant.design.tied:
+      self.copies["lm_head.weight"] = table
+    else:
+      self.transposed("lm_head.weight", "head/kernel")
+
   def fused(self, theirs: str, ours: Sequence[str], *index: int, split: Callable, join: Callable) -> None:
     """Map one tensor that holds several parameters."""
     self.tensors.append(Tensor(theirs, tuple((name, index) for name in ours), split, join))

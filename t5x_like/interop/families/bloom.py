@@ -67,10 +67,7 @@ def tensors(m: Mapping) -> None:
   m.copy("transformer.word_embeddings.weight", "embed/table")
   m.norm("transformer.word_embeddings_layernorm", "inputs/norm")
   m.norm("transformer.ln_f", "decoder/final_norm")
-  if m.model.variant.design.tied:
-    m.copies["lm_head.weight"] = "transformer.word_embeddings.weight"
-  else:
-    m.transposed("lm_head.weight", "head/kernel")
+  m.output("transformer.word_embeddings.weight")
   dims = m.model.variant.dims
   for layer, (_, at) in enumerate(places(m.model.decoder, dims.layers)):
     theirs, attention, mlp = f"transformer.h.{layer}", "decoder/blocks/self_attention", "decoder/blocks/mlp"

@@ -7,10 +7,8 @@ from t5x_like.interop import encoders
 from t5x_like.interop.encoders import Head
 from t5x_like.interop.families import bert
 from t5x_like.interop.fields import Fields
-from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import deberta
-from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("deberta-v2",)
@@ -76,22 +74,7 @@ def build(fields: Fields, names: set[str]):
 
 def config(model, model_type: str | None) -> dict:
   variant, design, dims = model.variant, model.variant.design, model.variant.dims
-  only(
-    model,
-    norm="layernorm",
-    norm_position="post",
-    biases=("qkv", "out", "mlp"),
-    qk_norm=False,
-    attention_scale=(3 * dims.head_dim) ** -0.5,
-    softcap=None,
-    logits_scale=False,
-    windows=(None,),
-    experts=None,
-    activation=list(encoders.ACTIVATIONS.values()),
-    embed_scale=False,
-    embed_norm=True,
-    core=[*EXACT],
-  )
+  encoders.refuse_others(model, attention_scale=(3 * dims.head_dim) ** -0.5)
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed or variant.types or variant.embed:
     raise UserError(f"{dims} with types={variant.types}: deberta-v2 has heads that share the width, and no token types")
   head, labels = encoders.written_head("deberta-v2", variant, HEADS)

@@ -88,10 +88,7 @@ def tensors(m: Mapping) -> None:
   m.copy("transformer.word_embeddings.weight", "embed/table")
   m.norm("transformer.ln_f", "decoder/final_norm")
   m.ignored = ("rotary_emb.inv_freq",)
-  if design.tied:
-    m.copies["lm_head.weight"] = "transformer.word_embeddings.weight"
-  else:
-    m.transposed("lm_head.weight", "head/kernel")
+  m.output("transformer.word_embeddings.weight")
   serial, two = design.parallel == "no", design.parallel == "two_norms"
   blocks = "decoder/blocks" if serial else "decoder/blocks/parallel/layer"
   inner = "/layer" if design.parallel != "one_norm" else ""

@@ -77,15 +77,12 @@ def renamed(name: str) -> str:
 
 
 def tensors(m: Mapping) -> None:
-  design, first = m.model.variant.design, m.model.variant.design.norm_position == "post"
+  first = m.model.variant.design.norm_position == "post"
   table, positions = ("tokens_embed", "positions_embed") if first else ("wte", "wpe")
   m.copy(f"transformer.{table}.weight", "embed/table")
   m.copy(f"transformer.{positions}.weight", "inputs/position/table")
   m.ignored = ("attn.bias", "attn.masked_bias", "position_ids")
-  if design.tied:
-    m.copies["lm_head.weight"] = f"transformer.{table}.weight"
-  else:
-    m.transposed("lm_head.weight", "head/kernel")
+  m.output(f"transformer.{table}.weight")
   if not first:
     m.norm("transformer.ln_f", "decoder/final_norm")
   norm, layers = "out_norm" if first else "in_norm", m.model.variant.dims.layers

@@ -140,10 +140,7 @@ def map_decoder(m: Mapping, feed_forward: Callable) -> None:
 def map_table(m: Mapping) -> None:
   """Map the token table and the output projection."""
   m.copy("model.embed_tokens.weight", "embed/table")
-  if m.model.variant.design.tied:
-    m.copies["lm_head.weight"] = "model.embed_tokens.weight"
-  else:
-    m.transposed("lm_head.weight", "head/kernel")
+  m.output("model.embed_tokens.weight")
   m.ignored = ("rotary_emb.inv_freq",)
 
 

@@ -77,10 +77,7 @@ def config(model, model_type: str | None) -> dict:
 def tensors(m: Mapping) -> None:
   m.copy("transformer.wte.weight", "embed/table")
   m.norm("transformer.norm_f", "decoder/final_norm")
-  if m.model.variant.design.tied:
-    m.copies["lm_head.weight"] = "transformer.wte.weight"
-  else:
-    m.transposed("lm_head.weight", "head/kernel")
+  m.output("transformer.wte.weight")
   for layer, (_, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
     theirs, attention, mlp = f"transformer.blocks.{layer}", "decoder/blocks/self_attention", "decoder/blocks/mlp"
     m.norm(f"{theirs}.norm_1", f"{attention}/in_norm", at)

@@ -125,10 +125,7 @@ def map_stacks(m: Mapping, feed_forward: Callable) -> None:
   variant = m.model.variant
   m.copy("shared.weight", "embed/table")
   m.copies = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
-  if variant.design.tied:
-    m.copies["lm_head.weight"] = "shared.weight"
-  else:
-    m.transposed("lm_head.weight", "head/kernel")
+  m.output("shared.weight")
   m.ignored = ("EncDecAttention.relative_attention_bias.weight",)  # in old files, never used
   for side, layers in (("encoder", variant.dims.layers), ("decoder", variant.decoder_layers or variant.dims.layers)):
     m.norm(f"{side}.final_layer_norm", f"{side}/final_norm")

@@ -6,10 +6,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import encoders
 from t5x_like.interop.encoders import Head
 from t5x_like.interop.fields import Fields
-from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import xlm
-from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("xlm",)
@@ -58,23 +56,7 @@ def build(fields: Fields, names: set[str]):
 
 def config(model, model_type: str | None) -> dict:
   variant, design, dims = model.variant, model.variant.design, model.variant.dims
-  only(
-    model,
-    norm="layernorm",
-    norm_position="post",
-    parallel="no",
-    biases=("qkv", "out", "mlp"),
-    qk_norm=False,
-    attention_scale=None,
-    softcap=None,
-    logits_scale=False,
-    windows=(None,),
-    experts=None,
-    activation=["gelu", "relu"],
-    embed_scale=False,
-    embed_norm=True,
-    core=[*EXACT],
-  )
+  encoders.refuse_others(model, activation=["gelu", "relu"])
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset"):
     raise UserError(f"design.position is {design.position!r}; xlm supports only 'learned' without an offset")
