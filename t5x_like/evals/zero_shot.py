@@ -4,12 +4,10 @@ import jax
 import numpy as np
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.evals import Result, Setting
+from t5x_like.evals import Result, Setting, image_classification
 from t5x_like.evals._embeddings import of_texts
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Length, Positive
-
-_MOST, _SAMPLES = 5, 8
 
 
 class Evaluator:
@@ -61,7 +59,7 @@ class Evaluator:
 
   def names(self) -> tuple[str, ...]:
     """Return the names of all metrics it may write."""
-    return ("top1", *(("top5",) if len(self._names) > _MOST else ()), "images")
+    return image_classification.names(self._names)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return `top1`, `top5` if there are more than five classes, and the number of `images`."""
@@ -71,17 +69,8 @@ class Evaluator:
     found = [[fetch(x) for x in self._images(arrays, batch)] for batch in self._setting.global_batches(self._most)]
     image_NP, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
     real_N = index_N >= 0
-    best_NK = np.argsort(-(image_NP[real_N] @ class_VP.T), axis=1, kind="stable")[:, :_MOST]
-    label_N, index_N = label_N[real_N], index_N[real_N]
-    right_NK = best_NK == label_N[:, None]
-    scores = {"top1": 100 * float(right_NK[:, 0].mean())}
-    if len(self._names) > _MOST:
-      scores["top5"] = 100 * float(right_NK.any(axis=1).mean())
-    named = [
-      {"input": f"image {index}", "target": self._names[label], "prediction": self._names[best]}
-      for index, label, best in zip(index_N, label_N, best_NK[:, 0])
-    ]
-    return Result(scores | {"images": len(named)}, named[:_SAMPLES], named)
+    best_NK = np.argsort(-(image_NP[real_N] @ class_VP.T), axis=1, kind="stable")[:, : image_classification.MOST]
+    return image_classification.scored(best_NK, label_N[real_N], index_N[real_N], self._names)
 
 
 def _rows(texts: list[str], vocabulary, length: int) -> np.ndarray:
