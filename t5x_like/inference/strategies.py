@@ -1,6 +1,6 @@
 """Decoding strategies: greedy, sampling and beam search.
 
-A strategy is called as `strategy(model, batch, numbers, max_length=…, eos=…, stop=…)` and returns int32 tokens
+A strategy is called as `strategy(model, batch, numbers, max_length=…, eos=…, stop=None)` and returns int32 tokens
 [B, K, max_length] and float32 scores [B, K], best first if they are ranked; a score of -inf marks a missing sequence.
 `numbers` uint32 [B, 2] are the numbers of each row's text and sample. `predictions` is the number of predictions per
 text, `rows` the number of batch rows it takes.
@@ -15,7 +15,6 @@ from t5x_like.decoding.beam_search import Attainable, GnmtPenalty, Penalty, Powe
 from t5x_like.decoding.generate import drawn, generate, likeliest
 from t5x_like.decoding.named import FILTERS, transforms
 from t5x_like.decoding.sampling import Transform
-from t5x_like.decoding.stops import StopStrings
 from t5x_like.errors import UserError
 
 _STEEPEST = 10  # a larger length penalty overflows float32
@@ -28,11 +27,8 @@ class Greedy:
   transforms: tuple[Transform, ...] = ()
   predictions = rows = 1  # per text, in the output and in batches
 
-  def __call__(
-    self, model, batch, numbers_B2, *, max_length: int, eos: tuple[int, ...], stop: StopStrings | None = None
-  ):
-    options = {"max_length": max_length, "transforms": self.transforms, "eos": eos, "stop": stop}
-    tokens_BT, log_p_BT = generate(model, batch, likeliest, **options)
+  def __call__(self, model, batch, numbers_B2, **ends):
+    tokens_BT, log_p_BT = generate(model, batch, likeliest, transforms=self.transforms, **ends)
     return tokens_BT[:, None], log_p_BT.sum(axis=1, keepdims=True)
 
 
@@ -51,13 +47,10 @@ class Sampling:
   def rows(self) -> int:
     return self.predictions
 
-  def __call__(
-    self, model, batch, numbers_B2, *, max_length: int, eos: tuple[int, ...], stop: StopStrings | None = None
-  ):
+  def __call__(self, model, batch, numbers_B2, **ends):
     key = jax.random.key(self.seed)
     keys_B = jax.vmap(lambda n: jax.random.fold_in(jax.random.fold_in(key, n[0]), n[1]))(numbers_B2)
-    options = {"max_length": max_length, "transforms": self.transforms, "eos": eos, "stop": stop}
-    tokens_BT, log_p_BT = generate(model, batch, drawn(keys_B), **options)
+    tokens_BT, log_p_BT = generate(model, batch, drawn(keys_B), transforms=self.transforms, **ends)
     return tokens_BT[:, None], log_p_BT.sum(axis=1, keepdims=True)
 
 
@@ -72,20 +65,9 @@ class Beams:
   rule: Attainable = Attainable()
   rows = 1
 
-  def __call__(
-    self, model, batch, numbers_B2, *, max_length: int, eos: tuple[int, ...], stop: StopStrings | None = None
-  ):
-    tokens_BKT, score_BK = beam_search(
-      model,
-      batch,
-      max_length=max_length,
-      beams=self.beams,
-      length_penalty=self.length_penalty,
-      rule=self.rule,
-      transforms=self.transforms,
-      eos=eos,
-      stop=stop,
-    )
+  def __call__(self, model, batch, numbers_B2, **ends):
+    rules = {"length_penalty": self.length_penalty, "rule": self.rule, "transforms": self.transforms}
+    tokens_BKT, score_BK = beam_search(model, batch, beams=self.beams, **rules, **ends)
     return tokens_BKT[:, : self.predictions], score_BK[:, : self.predictions]
 
 
