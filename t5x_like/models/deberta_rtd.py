@@ -21,9 +21,8 @@ from flax import nnx
 
 from t5x_like.architectures.architecture import Batch
 from t5x_like.architectures.encoder import PLACES, Encoder
-from t5x_like.models import deberta
+from t5x_like.models import deberta, electra
 from t5x_like.nn import params
-from t5x_like.nn.dims import subkey
 from t5x_like.nn.embed import Embed
 from t5x_like.slots import Positive
 
@@ -69,15 +68,7 @@ class Model(deberta.Model):
     generator = replace(self.variant, dims=replace(dims, layers=generator_layers or max(1, dims.layers // 2)))
     self.generator = deberta.Model(rngs, variant=replace(generator, head="mlm"), **options)
 
-  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """Run both networks on the same tokens; in pretraining, the discriminator reads samples of the generator instead.
-
-    Returns:
-      {"logits": float32 [B, S] of the discriminator, "generator_logits": `VocabularyLogits` [B, S, V]}, and auxiliary
-      scalars.
-    """
-    generated = self.generate(batch, subkey(key, 0))["logits"]
-    return self.discriminate(batch, subkey(key, 1)) | {"generator_logits": generated}
+  outputs = electra.Model.outputs
 
   def discriminate(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Return {"logits": float32 [B, S]}, positive for tokens of the batch judged to be replaced."""
