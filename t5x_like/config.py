@@ -6,7 +6,6 @@ from files in `configs/`.
 """
 
 import dataclasses
-import hashlib
 import json
 import sys
 import typing
@@ -352,15 +351,6 @@ def _value(text: str) -> Any:
     return json.loads(text)
   except (ValueError, RecursionError):
     return text
-
-
-def to_json(config: ConfigDict) -> str:
-  return json.dumps(config.to_dict(), indent=2, sort_keys=True)
-
-
-def digest(config: ConfigDict) -> str:
-  """Return a hash of the whole config: 16 hexadecimal digits."""
-  return hashlib.sha256(to_json(config).encode()).hexdigest()[:16]
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,6 +11,7 @@ import more
 from t5x_like import config as config_lib
 from t5x_like import laptop, models, recipes, slots, train
 from t5x_like.errors import UserError
+from t5x_like.files import checked_json
 from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
 from t5x_like.training.build import build
@@ -29,7 +30,7 @@ def debug_recipes():
   """Recipes with one `:debug` form run it once: in `make test` those of `SHOWN`, others in `make test-more`."""
   forms = {}
   for recipe in (*SHOWN, *RECIPES):
-    forms.setdefault(config_lib.to_json(recipes.load(f"{recipe}:debug")), recipe)
+    forms.setdefault(checked_json.digest(recipes.load(f"{recipe}:debug").to_dict()), recipe)
   return [recipe if recipe in SHOWN else more.later(recipe) for recipe in forms.values()]
 
 
@@ -155,8 +156,8 @@ def test_an_unknown_argument_is_refused(recipe):
 def test_every_argument_resolves_to_a_config_of_its_own(recipe):
   words = [word for word, (parameter, _) in recipes.arguments(recipes.module(recipe).get_config).items()]
   assert words[-2:] == ["tiny", "debug"]
-  default = config_lib.to_json(resolve(recipes.load(recipe)))
-  resolved = {config_lib.to_json(resolve(recipes.load(f"{recipe}:{word}"))) for word in words[:-2]}
+  default = checked_json.digest(resolve(recipes.load(recipe)).to_dict())
+  resolved = {checked_json.digest(resolve(recipes.load(f"{recipe}:{word}")).to_dict()) for word in words[:-2]}
   parameters = inspect.signature(recipes.module(recipe).get_config).parameters
   defaults = sum(str(parameter.default) in words for parameter in parameters.values())  # the size of the recipe itself
   same = max(1, defaults) - 1  # each parameter's default is the recipe itself

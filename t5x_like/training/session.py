@@ -11,9 +11,9 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import checkpoints, files, slots
-from t5x_like import config as config_lib
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import Preempted
+from t5x_like.files import checked_json
 from t5x_like.files.places import check_writable, is_remote
 from t5x_like.parallel import distributed
 from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
@@ -93,7 +93,7 @@ class Session(contextlib.AbstractContextManager):
       self._changes = self.check_config(self.past.identity, address) if self.past.identity else []
       distributed.agree(
         {
-          "config": config_lib.digest(config),
+          "config": checked_json.digest(config.to_dict())[:16],
           "data and vocabulary": json.dumps(identity["fingerprints"]),
           "code version": distributed.code_version(),
           "jax version": jax.__version__,
