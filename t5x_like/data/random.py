@@ -75,23 +75,10 @@ def subsets(bits_BN: tf.Tensor, k: int) -> tf.Tensor:
 
 
 def shuffled(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
-  """Return the example at place `index` of an epoch's random order of range(size).
+  """Return the examples at places of epochs' random orders of range(size): int64 [B], int64 [B] -> int64 [B].
 
-  The order is a permutation keyed by (seed, epoch) and is computed without materialising it: `permuted` with the
-  epoch's key. docs/explanation/permutation.md defines it, with tests.
-
-  Args:
-    index_B: int64 [B], each in 0..size-1.
-    epoch_B: int64 [B].
-    seed: any integer; only its value modulo 2^64 counts.
-    size: 1 to 2^62.
-
-  Returns:
-    int64 [B], each in 0..size-1.
-
-  Raises:
-    ValueError: a size outside its range.
-    tf.errors.InvalidArgumentError: an index outside its range; inside `tf.function`, when it runs.
+  An order is `permuted` by a key of (seed, epoch), never materialised; docs/explanation/permutation.md defines it, with
+  tests. Only the seed's value modulo 2^64 counts. Raises as `permuted`.
   """
   return permuted(index_B, row_keys(seed, epoch_B), size)
 
@@ -103,7 +90,10 @@ def permuted(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool = False
 
   Sizes up to 256 sort keyed words; larger ones use a Feistel network whose halves are digits of mixed radix (Black and
   Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), with cycle walking for values outside range(size).
-  Raises the errors of `shuffled`.
+
+  Raises:
+    ValueError: a size outside 1..2^62.
+    tf.errors.InvalidArgumentError: an index outside range(size); inside `tf.function`, when it runs.
   """
   if not 1 <= size <= LARGEST_SIZE:
     raise ValueError(f"size: found {size}, expected 1 to 2^62")

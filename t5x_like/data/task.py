@@ -98,26 +98,24 @@ class Task:
 
 
 def build(name: str | None, split: str, **kwargs: Any) -> Task:
-  """Make a task by name.
-
-  Args:
-    name: a module of `t5x_like/data/tasks`.
-    split: the split of its corpus.
-    **kwargs: the arguments of the module's `task` function, as a recipe gives them.
-
-  Raises:
-    UserError: no such task; an unknown, missing or wrongly typed argument, named as `config.task.<key>`; any error of
-      the task itself.
-  """
+  """Make a task by name, of a split of its corpus, from arguments as `config.task` gives them; see `build_at`."""
   return build_at("task", name, split, kwargs)
 
 
 def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any]) -> Task:
-  """Make a task from the arguments at `config.<slot>`, such as a part of a mixture; see `build`.
+  """Make a task from the arguments at `config.<slot>`, such as a part of a mixture.
 
   Every task accepts `preprocessors`, see `data/preprocessors/own.py`. A task with a `store` also accepts the fields of
   `config.Corpus` instead. Its `store` is then a function that prepares a split, see `data.windows.open_tokens`, as it
   is for `store="builtin"`, the small corpus of `corpora/builtin.py`.
+
+  Args:
+    name: a module of `t5x_like/data/tasks`, or `module:function`.
+    split: the split of its corpus.
+    arguments: of the module's `task` function, as a recipe gives them.
+  Raises:
+    UserError: no such task; an unknown, missing or wrongly typed argument, named as `config.<slot>.<key>`; any error of
+      the task itself.
   """
   where = f"config.{slot}"
   function = slots.find(f"{where}.name", name, tasks, "task")
