@@ -51,7 +51,6 @@ class Decoder(Architecture):
     Args:
       batch: `decoder_input_tokens` int32 [B, T]; optional `decoder_causal_attention` (1 where attention is
         bidirectional), and for packed batches `decoder_segment_ids` and `decoder_positions`.
-      key: dropout key, or None for evaluation.
     Returns:
       {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars; with `scores`, {"scores": float32 [B, scores]}.
     """

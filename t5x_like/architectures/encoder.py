@@ -48,7 +48,6 @@ class Encoder(Architecture):
       batch: `encoder_input_tokens` int32 [B, S]; optional `encoder_token_types`, and for packed batches
         `encoder_segment_ids` and `encoder_positions`; `encoder_masked_positions` int32 [B, K] where only some tokens
         are predicted, and `encoder_cls_positions` int32 [B, P] where several pairs of segments share a row.
-      key: dropout key, or None for evaluation.
     Returns:
       {"logits", …}. The MLM head returns `VocabularyLogits` [B, S, V], or [B, K, V] at masked positions; see
       `architectures.heads` for others.

@@ -38,7 +38,6 @@ class EncoderDecoder(Architecture):
     Args:
       batch: `encoder_input_tokens` [B, S] and `decoder_input_tokens` [B, T] int32; packed batches add
         `{encoder,decoder}_segment_ids` and `{encoder,decoder}_positions`.
-      key: dropout key, or None for evaluation.
     Returns:
       {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars.
     """

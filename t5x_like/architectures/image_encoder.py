@@ -187,7 +187,6 @@ class ImageEncoder(ImageModel):
       batch: `image` float32 [B, Y, X, C]; `visible_patches` and `masked_patches`, int32 [B, K] and [B, M], for a head
         that reconstructs the patches that were not encoded; `patch_sources` int32 [B, T] for a head that corrupts
         patches.
-      key: dropout key, or None for evaluation.
     """
     places = {name: batch[name] for name in getattr(self.head, "places", ())}
     change = getattr(self.head, "corrupted", None)

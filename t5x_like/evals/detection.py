@@ -44,7 +44,6 @@ class Evaluator:
     self._run = setting.jit(lambda model, batch: (*likeliest(model.outputs(batch)), batch["example_index"]))
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     return (*METRICS, *recalls(self._at_most), *of_classes(self._classes), SWAPPED, *_best_boxes.METRICS, "images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

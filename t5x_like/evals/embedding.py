@@ -49,7 +49,6 @@ class Evaluator:
     self._run = setting.jit(lambda model, batch: (_embeddings.pooled(model, batch, pooling),))
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     return (*Correlation.names, "examples")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

@@ -46,7 +46,6 @@ class Evaluator:
     self._draws = [chosen(few.labels, len(setting.task.classes), shots, seed + n, few) for n in range(draws)]
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     return tuple(f"{self._shots}_shot_{name}" for name in ("top1", "spread", "images"))
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

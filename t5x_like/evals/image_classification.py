@@ -37,7 +37,6 @@ class Evaluator:
     self._run = setting.jit(likeliest)
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     return names(self._classes)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

@@ -41,7 +41,6 @@ class Evaluator:
     self._neighbours, self._temperature = neighbours, temperature
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     return ("knn_top1", "knn_images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

@@ -54,7 +54,6 @@ class Evaluator:
     self.sums, self._sums = sums, setting.jit(sums)
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     batch = self._setting.abstract_batch()
     batch["example_index"] = jax.ShapeDtypeStruct((self._setting.batch_size,), jnp.int32)
     with self._setting.rules.activate():

@@ -57,7 +57,6 @@ class Evaluator:
     self._run = setting.jit(function)
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     return (*self._metric.metric.names, "found", "examples")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

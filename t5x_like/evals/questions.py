@@ -66,7 +66,6 @@ class Evaluator:
     self._ask = questions.Asker(_Opened(setting.model, vocabulary, features, ends, self._run), options)
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     return tuple(f"{name}/{metric}" for name, file in self._files.items() for metric in self._metrics[file.kind])
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

@@ -38,7 +38,6 @@ class Evaluator:
     self._texts = setting.jit(lambda model, batch: (model.embed_texts(batch)[0],))
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     recalls = (f"{way}_r{k}" for way in ("image_to_text", "text_to_image") for k in self._at)
     return (*recalls, "images", "texts")
 

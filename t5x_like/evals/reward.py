@@ -42,7 +42,6 @@ class Evaluator:
     self._run = setting.jit(function)
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     return ("reward", "completion_length", "unfinished", "examples")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

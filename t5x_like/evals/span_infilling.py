@@ -29,7 +29,6 @@ class Evaluator:
     self._decode = setting.jit(lambda model, batch: greedy(model, batch, max_length=length))
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     return ("span_exact_match", "commonest_span", "sequence_exact_match")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

@@ -66,7 +66,6 @@ class Evaluator:
       )
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     return (*self._metric.names, *(AnswersOrNone.detailed if self._unanswerable else ()), "examples")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

@@ -35,7 +35,6 @@ class Evaluator:
     self._examples = setting.task.examples(ids)[: len(self._rows.tokens)]
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     return (*(name for metric in self._metrics for name in metric.names), "examples", "truncated_words")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

@@ -58,7 +58,6 @@ class Evaluator:
     )
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics it may write."""
     return image_classification.names(self._names)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

@@ -95,7 +95,6 @@ class Model(Encoder):
       batch: as of every encoder; with `encoder_order` int32 [B, S], 0 for given tokens and 1, 2, … for the tokens to
         predict, each from the given ones and those with lower numbers, also `encoder_masked_positions` int32 [B, K],
         the positions to predict; without it, all.
-      key: dropout key, or None for evaluation.
     Returns:
       {"logits", …} of the head, or {"permutation_logits": `VocabularyLogits` [B, K, V]}; and auxiliary scalars.
     """

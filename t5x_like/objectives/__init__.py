@@ -4,10 +4,10 @@ An objective is a frozen dataclass `Objective` whose fields are the arguments of
 
   (loss sum, sums) = objective(model, batch, key)
 
-It returns sums over the batch, never means; the caller divides the sums of a global batch once. The loss is divided by
-the sum named `weights`, every other sum by its `denominator`. Objectives call `model.outputs`, which leaves logits over
-a vocabulary uncomputed, and `_losses.token_losses` computes them in chunks. Shared arithmetic is in `_losses.py`;
-objectives do not import each other.
+where `key` is the key of dropout, None in evaluations. It returns sums over the batch, never means; the caller divides
+the sums of a global batch once. The loss is divided by the sum named `weights`, every other sum by its `denominator`.
+Objectives call `model.outputs`, which leaves logits over a vocabulary uncomputed, and `_losses.token_losses` computes
+them in chunks. Shared arithmetic is in `_losses.py`; objectives do not import each other.
 """
 
 from collections.abc import Collection

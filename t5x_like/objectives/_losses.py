@@ -31,7 +31,6 @@ class DecoderTargets(Base):
 
     Args:
       batch: the model's features and `decoder_target_tokens` [B, T] int32, `decoder_loss_weights` [B, T] float32.
-      key: dropout key; None evaluates.
     Returns:
       (sum of the weighted losses, sums): `loss` (cross-entropy alone), `z_loss`, `correct` and `weights`, and the
       scalars of the model; see `add_auxiliary`.

@@ -32,7 +32,6 @@ class Objective(Distilled):
       model: the student.
       batch: as for `DecoderTargets`, and the teacher's likeliest tokens, in order: `teacher_tokens` int32 and
         `teacher_log_probabilities` float32, [B, T, k].
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums), see `Distilled.distilled`, with `distillation_loss`, `remainder` and `agreement`.
     """

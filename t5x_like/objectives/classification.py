@@ -37,7 +37,6 @@ class Objective(Base):
     Args:
       batch: the model's features, `label` [B] and `example_weights` float32 [B]; for mixed examples also `other_label`
         int32 [B] and `label_share` float32 [B], the share of `label` in the image.
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `correct` (classification only), `weights`, and the scalars of the model.
     """

@@ -25,7 +25,6 @@ class Objective(Pairs):
 
     Args:
       batch: the model's features and `example_weights` float32 [B]; rows of weight 0 are left out of the comparison.
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, the mean of both directions; `correct` (an image's own text is likeliest) and
       `weights`; and the scalars of the model.

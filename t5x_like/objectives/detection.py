@@ -62,7 +62,6 @@ class Objective(Base):
     Args:
       batch: the model's features, and `boxes` float32 [B, M, 4] (ymin, xmin, ymax, xmax, as shares of the image),
         `box_labels` int32 [B, M], -1 for padding, and `example_weights` float32 [B].
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, of all layers; `weights`, the number of boxes; and for the last layer `class_loss` with
       `class_weights`, `l1_loss`, `giou_loss`, and `matched_accuracy`, the number of matched queries whose likeliest

@@ -54,7 +54,6 @@ class Objective(GivenAnswers):
       model: a decoder with adapters, or with `model.reference`.
       batch: the model's features, [B, 2, …], of the chosen and the rejected answer; `decoder_target_tokens` int32 and
         `decoder_loss_weights` float32, 1 on the tokens of the answer, both [B, 2, T].
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums), sums over pairs: `loss`, `correct` (pairs with a positive margin), `margin`, `weights` (pairs),
       the rewards `beta * log p/r` of both answers and their log-probabilities, and the scalars of the model.

@@ -46,7 +46,6 @@ class Objective(Base):
       model: a decoder with `config.model.scores` scores: the number of classes, or 1 for regression and options.
       batch: the model's features, `decoder_target_tokens` and `decoder_loss_weights`, all [B, R, S]; `label` [B],
         `example_weights` float32 [B], and for options `option_labels` int32 [B, R], as `multiple_choice` makes them.
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `correct` (not for regression) and `weights` of the examples, `language_model_loss`,
       `language_model_accuracy` and `language_model_weights` of the tokens, and the scalars of the model.

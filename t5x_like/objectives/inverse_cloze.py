@@ -32,7 +32,6 @@ class Objective(Base):
     Args:
       batch: `encoder_input_tokens` int32 [B, Q], `passage_tokens` int32 [B, 1, L], and `example_weights` float32 [B];
         passages of weight 0 are left out of the comparison.
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `correct` (the query's own passage is nearest) and `weights`.
     """

@@ -52,7 +52,6 @@ class Objective(Base):
     Args:
       batch: the model's features; `passage_tokens` int32 [B, Z, L], first the null document, a row of padding;
         `decoder_target_tokens` int32 and `decoder_loss_weights` float32 [B, T].
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums), sums over examples: `loss`, in nats; `null_probability`, p(null|x); `utility`, the mean of
       `log p(y|x, z) - log p(y|x, null)` under p(z|x), the paper's retrieval utility; `weights`, and the scalars of the

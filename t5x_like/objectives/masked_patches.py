@@ -32,7 +32,6 @@ class Objective(Base):
     Args:
       batch: `image` float32 [B, Y, X, C], `visible_patches` int32 [B, K], `masked_patches` int32 [B, M],
         `example_weights` float32 [B].
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `weights`, and the scalars of the model.
     """

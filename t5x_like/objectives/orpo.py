@@ -43,7 +43,6 @@ class Objective(GivenAnswers):
     Args:
       model: a decoder.
       batch: as for `objectives.dpo`: features of the chosen and the rejected answer, [B, 2, …].
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums), sums over pairs: `loss`, `correct` (pairs whose chosen answer is likelier), `weights` (pairs),
       `language_model_loss` (the first term), `log_odds_ratio`, the mean log-probabilities of both answers' tokens, and

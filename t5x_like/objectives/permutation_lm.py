@@ -27,7 +27,6 @@ class Objective(EncoderTargets):
     Args:
       model: `models.xlnet`.
       batch: the model's features, `encoder_target_tokens` int32 [B, S] and `encoder_loss_weights` float32 [B, S].
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct` and `weights`, and the scalars of the model.
     """

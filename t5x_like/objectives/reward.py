@@ -42,7 +42,6 @@ class Objective(GivenAnswers):
       model: a decoder with `config.model.scores=1`.
       batch: as for `objectives.dpo`: features of the chosen and the rejected answer, [B, 2, …]; and
         `margin` float32 [B], or none.
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums), sums over pairs: `loss`, `correct` (pairs in the right order), `margin`, the rewards of both
       answers and `weights` (pairs), and the scalars of the model.

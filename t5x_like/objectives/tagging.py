@@ -21,7 +21,6 @@ class Objective(EncoderTargets):
     Args:
       batch: the model's features, `encoder_target_tokens` int32 [B, S] (tags) and `encoder_loss_weights` float32
         [B, S].
-      key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `correct` and `weights`, and the scalars of the model.
     """
