@@ -1,4 +1,4 @@
-"""What a recipe can name, for `--help`, `--list` and the key reference: recipes, models, tasks, … and keys.
+"""The names in a recipe, for `--help`, `--list` and the key reference: recipes, models, tasks, … and keys.
 
 Names come from the folders, and arguments from the signatures: nothing is listed here a second time.
 """

@@ -1,5 +1,4 @@
-"""What a table of benchmarks tells about a run besides its score: how it was made, and what the score is to be held
-against."""
+"""The facts in a table of benchmarks about a run besides its score: its making, and the scores to compare it with."""
 
 import collections
 import json

@@ -34,8 +34,8 @@ _PART_BYTES = 2**28  # of an object, so that none is too large for a request, an
 class ObjectSteps:
   """The steps in one directory of a store; `orbax_steps.LocalSteps` documents the methods.
 
-  Listings may lag: they only say which directories to look into, and process 0 looks for all. What is in a directory
-  is asked by name.
+  Listings may lag: they only say which directories to look into, and process 0 looks for all. The objects in a
+  directory are asked for by name.
 
   Args:
     url: of the directory.

@@ -1,4 +1,4 @@
-"""A job that prepares a store, and the kinds of stores: what a part of a source becomes, and where that is kept.
+"""A job that prepares a store, and the kinds of stores: the arrays made of a part of a source, and their place.
 
 A kind divides a source into parts and makes arrays of a part's items, batch by batch. The kind is chosen when the job
 is made: tokens of documents (`tokens.py`), examples, images. `building.py` and the engines treat all alike.
@@ -44,9 +44,9 @@ class Kind(abc.ABC):
     unit: the array whose values are counted: for the sizes of shards and in messages.
     shard_values: a shard closes at the first item that ends at or after this many values of `unit`.
     items: the name of the items in messages.
-    advice: what to do if there are none, for a message.
+    advice: the remedy if there are none, for a message.
     whole_batches: whether shards close only between batches, because a batch's results are in another order.
-    counted: whether the manifest counts what was removed from items, and their lengths.
+    counted: whether the manifest counts the amounts removed from items, and their lengths.
     steps: the cleaning steps.
     vocabulary: the vocabulary of the ids; None for none.
     store_facts: the facts of the manifest.
@@ -102,7 +102,7 @@ class Job:
   """A store to make.
 
   Attributes:
-    kind: what it is made of.
+    kind: its content, see `Kind`.
     path: the directory of the store, local or at an address.
     name, split, source: the corpus, its split and the provenance, for the manifest.
   """

@@ -1,4 +1,4 @@
-"""Talks with a model of text: what it is told and answers, turn by turn."""
+"""Talks with a model of text: messages and answers, turn by turn."""
 
 from collections.abc import Iterator, Sequence
 
@@ -31,7 +31,7 @@ class Talk:
 
   @property
   def told(self) -> str:
-    """Describe in a sentence what to write."""
+    """Describe in a sentence the messages that it takes."""
     if self._stream is None:
       return f"It fills {self._predict.spellings[0]} in your text."
     if isinstance(self._predict, TextToText):

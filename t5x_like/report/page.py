@@ -22,8 +22,8 @@ _SAMPLES_SHOWN = 8
 
 
 def write_report(workdir) -> pathlib.Path:
-  """Writes `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json`, `history.jsonl`,
-  `sharding.txt`, `goodput.json`, `samples/*.jsonl`, `pictures/*.png` and what `suites/*/results.json` compare.
+  """Write `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json`, `history.jsonl`,
+  `sharding.txt`, `goodput.json`, `samples/*.jsonl`, `pictures/*.png` and `suites/*/results.json`.
 
   Any of them may be missing; the report then says so. The same files always give the same bytes.
 
@@ -86,7 +86,7 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
-  """A nested dict as {"a.b": "text"}, in the same order."""
+  """Flatten a nested dict to {"a.b": "text"}, in the same order."""
   found = {}
   for name, value in tree.items():
     if isinstance(value, dict) and value:
@@ -97,7 +97,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _starts(path: pathlib.Path):
-  """The lines of `history.jsonl` that have a time."""
+  """Yield the lines of `history.jsonl` that have a time."""
 
   def check(row: dict[str, Any]) -> None:
     datetime.datetime.fromisoformat(row["time"])
@@ -122,7 +122,7 @@ def _subtitle(config: dict[str, str]) -> str:
 
 
 def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
-  """The numbers at the top: {label, value, note}."""
+  """Return the numbers at the top: {label, value, note}."""
   shown = []
   if rows:
     step, total = max(row["step"] for row in rows), total_steps(config)
@@ -162,7 +162,7 @@ def _tasks(rows) -> list[str]:
 
 
 def _evals(rows) -> list[dict[str, str]]:
-  """One line per evaluation metric: {task, metric, last, step, first, lowest, highest}."""
+  """Return a row for each metric of evaluations: {task, metric, last, step, first, lowest, highest}."""
   names = dict.fromkeys(name for row in rows for name in row if name.startswith("eval/"))
   table = []
   for name in names:
@@ -183,13 +183,13 @@ def number(value: float) -> str:
 
 
 def _benchmarks(directory: pathlib.Path) -> list[dict[str, Any]]:
-  """The comparisons of suites, by the name of their directory: {name, names, rows}; see `suite_comparison.compared`."""
+  """Return the comparisons of suites by their directories' names: {name, names, rows}, see `suite_comparison.compared`."""
   found = {path.parent.name: _read_object(path).get("compared") for path in sorted(directory.glob("*/results.json"))}
   return [{"name": name} | compared for name, compared in found.items() if compared]
 
 
 def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
-  """The pictures of a run on images, see `pictures.write`: {title, data}, the latter as a data URI."""
+  """Return the pictures of a run on images, see `pictures.write`: {title, data}, the latter as a data URI."""
   found = []
   for path in sorted(directory.glob("*.png")):
     data = local.content(path) or b""
@@ -205,7 +205,7 @@ def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
 
 
 def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
-  """The newest decoded examples of every task: {task, step, rows, status, good}, see `readable.sample`."""
+  """Return the newest decoded examples of every task: {task, step, rows, status, good}, see `readable.sample`."""
   found: dict[str, list[dict]] = {}
   for path in sorted(directory.glob("*.jsonl")):
     for number, line in enumerate((local.content(path) or b"").splitlines(), start=1):

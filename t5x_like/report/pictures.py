@@ -38,7 +38,7 @@ def made(config: ConfigDict, parts, arrays: dict[str, jax.Array], task, evaluate
   Args:
     config: resolved.
     parts: `build.Parts`, or others with a model, an objective and rules; `arrays` are the parameters.
-    task: what is trained on, with images; `evaluated` is the task of evaluations.
+    task: the task of training, with images; `evaluated` is the task of evaluations.
     groups: the results of evaluations, by group (`evaluation.Group`).
   """
   if task.features["image"].shape[-1] not in (1, 3):

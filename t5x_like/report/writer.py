@@ -21,9 +21,10 @@ FILE = "metrics.jsonl"
 
 
 def read_metrics(workdir) -> list[dict[str, Any]]:
-  """The lines of `metrics.jsonl`, in order; [] if there is no file. A partial last line, left by a kill, is ignored.
+  """Return the lines of `metrics.jsonl`, in order; [] if there is no file.
 
-  A line that is not a JSON object with an integer `step` is skipped, with a warning.
+  A partial last line, left by a kill, is ignored. A line that is no JSON object with an integer `step` is skipped, with
+  a warning.
   """
   return [row for row, _ in _rows(pathlib.Path(workdir) / FILE)[0]]
 
@@ -143,7 +144,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
 
 
 def _rows(path: pathlib.Path) -> tuple[list[tuple[dict[str, Any], bytes]], bool]:
-  """(row, raw line) of every complete line, and whether none had to be skipped."""
+  """Return (row, raw line) of every complete line, and whether none had to be skipped."""
 
   def check(row: dict[str, Any]) -> None:
     if type(row.get("step")) is not int:
