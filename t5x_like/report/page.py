@@ -183,7 +183,7 @@ def number(value: float) -> str:
 
 
 def _benchmarks(directory: pathlib.Path) -> list[dict[str, Any]]:
-  """Return the comparisons of suites by their directories' names: {name, names, rows}, see `suite_comparison.compared`."""
+  """Return the comparisons of suites by directory: {name, names, rows}, see `suite_comparison.compared`."""
   found = {path.parent.name: _read_object(path).get("compared") for path in sorted(directory.glob("*/results.json"))}
   return [{"name": name} | compared for name, compared in found.items() if compared]
 
