@@ -25,7 +25,7 @@ class Request:
   Attributes:
     config, overrides: as for training.
     topology, slices: see `hardware.parse`.
-    step: one of `steps.STEPS`.
+    step: `train`, `eval` or `decode`.
     phase: a phase of the recipe; None is the end of the run.
     hlo: a file for the text of the compiled program, or None.
     search: whether to return candidates for planning instead; see `search.candidates`.

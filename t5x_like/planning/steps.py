@@ -24,8 +24,6 @@ from t5x_like.training.build import Parts, abstract_batch
 from t5x_like.training.resolve import resolve as resolved
 from t5x_like.training.resolve import table_size
 
-STEPS = ("train", "eval", "decode")
-
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -79,7 +77,7 @@ def _task(arguments: dict[str, Any], split: str):
 
 
 def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
-  """Make a step of a kind in `STEPS`; raise UserError if model, objective and task do not fit, or nothing decodes."""
+  """Make a step to `train`, `eval` or `decode`; raise UserError if model, objective and task do not fit, or nothing decodes."""
   assembly.check_task(config, parts, task)
   if kind == "train":
     batch = abstract_batch(config, parts.rules, task)
