@@ -77,7 +77,7 @@ def _task(arguments: dict[str, Any], split: str):
 
 
 def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
-  """Make a step to `train`, `eval` or `decode`; raise UserError if model, objective and task do not fit, or nothing decodes."""
+  """Make a step to `train`, `eval` or `decode`; raise UserError if its parts do not fit, or the model cannot decode."""
   assembly.check_task(config, parts, task)
   if kind == "train":
     batch = abstract_batch(config, parts.rules, task)
