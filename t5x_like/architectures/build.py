@@ -136,7 +136,7 @@ class StackBuilder:
     where, spec = CORE, self.design.core
     if isinstance(spec, dict) and "name" not in spec:
       side = "decoder" if self.causal else "encoder"
-      where, spec = f"{CORE}.{side}", slots.fill(CORE, spec, _sides)[side]
+      where, spec = f"{CORE}.{side}", slots.fill(CORE, spec, _Sides)[side]
     return tuple((where, one) for one in (spec if isinstance(spec, tuple) else (spec,)))
 
   @property
@@ -263,8 +263,12 @@ class StackBuilder:
     return slots.make(where, spec, cores, "make", rngs=rngs or nnx.Rngs(0), dims=self.dims, causal=self.causal)
 
 
-def _sides(encoder: str | dict | tuple = "auto", decoder: str | dict | tuple = "auto"):
-  """Declare the keys of a `core` that differs between encoder and decoder."""
+@dataclasses.dataclass(frozen=True)
+class _Sides:
+  """The keys of a `core` that differs between encoder and decoder."""
+
+  encoder: str | dict | tuple = "auto"
+  decoder: str | dict | tuple = "auto"
 
 
 def deepnorm_weights(encoder_layers: int, decoder_layers: int) -> dict[str, tuple[float, float]]:

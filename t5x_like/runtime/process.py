@@ -89,7 +89,7 @@ def environment() -> dict[str, Any]:
     "processes": jax.process_count(),
     "devices_per_process": jax.local_device_count(),
     "host_cpu": _cpu_model(),
-    "host_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    "host_cores": cores(),
     "operating_system": f"{platform.system()} {platform.release()}",
     "python": platform.python_version(),
     "code_version": distributed.code_version(),
@@ -100,6 +100,11 @@ def environment() -> dict[str, Any]:
     except metadata.PackageNotFoundError:
       continue
   return found
+
+
+def cores() -> int:
+  """Return the number of the host's cores that this process may use."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _cpu_model() -> str:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import re
 import time
 from collections.abc import Callable
@@ -154,8 +153,7 @@ def peak_flops(device: jax.Device) -> tuple[float, str]:
       return _PEAK[name], f"{name} data sheet, 16-bit"
   if device.platform != "cpu":
     return 0.0, f"no data sheet of {kind} is known; set --config.peak_flops"
-  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-  rate = compile_cache.remembered(f"matmul-{cores}", matmul_flops_per_second)
+  rate = compile_cache.remembered(f"matmul-{process.cores()}", matmul_flops_per_second)
   return rate / jax.local_device_count(), "float32 matrix product measured on this machine"
 
 
