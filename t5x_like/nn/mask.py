@@ -5,6 +5,7 @@ dense core can ask for the boolean array.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -59,10 +60,7 @@ class Mask:
       rules.append(self.q_segments[:, None, :, None] == self.k_segments[:, None, None, :])
     if self.k_valid is not None:
       rules.append(self.k_valid[:, None, None, :])
-    allowed = None
-    for rule in rules:
-      allowed = rule if allowed is None else jnp.logical_and(allowed, rule)
-    return allowed
+    return functools.reduce(jnp.logical_and, rules) if rules else None
 
 
 jax.tree_util.register_dataclass(Mask)
