@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.evals import Result, Setting, image_classification
+from t5x_like.evals import Result, Setting, _top_classes
 from t5x_like.evals._embeddings import of_texts
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Length, Positive
@@ -58,7 +58,7 @@ class Evaluator:
     )
 
   def names(self) -> tuple[str, ...]:
-    return image_classification.names(self._names)
+    return _top_classes.names(self._names)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return `top1`, `top5` if there are more than five classes, and the number of `images`."""
@@ -68,8 +68,8 @@ class Evaluator:
     found = [[fetch(x) for x in self._images(arrays, batch)] for batch in self._setting.global_batches(self._most)]
     image_NP, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
     real_N = index_N >= 0
-    best_NK = np.argsort(-(image_NP[real_N] @ class_VP.T), axis=1, kind="stable")[:, : image_classification.MOST]
-    return image_classification.scored(best_NK, label_N[real_N], index_N[real_N], self._names)
+    best_NK = np.argsort(-(image_NP[real_N] @ class_VP.T), axis=1, kind="stable")[:, : _top_classes.MOST]
+    return _top_classes.scored(best_NK, label_N[real_N], index_N[real_N], self._names)
 
 
 def _rows(texts: list[str], vocabulary, length: int) -> np.ndarray:

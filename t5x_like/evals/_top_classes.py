@@ -1,0 +1,33 @@
+"""Top-1 and top-5 accuracy, shared by the evaluators that rank classes for each image."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from t5x_like.evals import Result
+
+MOST = 5  # classes of an image, compared by `top5`
+_SAMPLES = 8
+
+
+def names(classes: Sequence[str]) -> tuple[str, ...]:
+  """Return the names of the metrics of `scored`."""
+  return ("top1", *(("top5",) if len(classes) > MOST else ()), "images")
+
+
+def scored(best_NK: np.ndarray, label_N: np.ndarray, index_N: np.ndarray, classes: Sequence[str]) -> Result:
+  """Score the likeliest classes of images, the best first; an image with index -1 is padding."""
+  best_NK, label_N, index_N = (x[index_N >= 0] for x in (best_NK, label_N, index_N))
+  right_NK = best_NK == label_N[:, None]
+  scores = {"top1": 100 * float(right_NK[:, 0].mean())}
+  if len(classes) > MOST:
+    scores["top5"] = 100 * float(right_NK.any(axis=1).mean())
+
+  def name(number: int) -> str:
+    return classes[number] if number < len(classes) else f"class {number}"
+
+  named = [
+    {"input": f"image {index}", "target": name(label), "prediction": name(best)}
+    for index, label, best in zip(index_N, label_N, best_NK[:, 0])
+  ]
+  return Result(scores | {"images": len(named)}, named[:_SAMPLES], named)
