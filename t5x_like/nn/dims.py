@@ -54,12 +54,12 @@ def kept(key: jax.Array, rate: float | jax.Array, shape: tuple[int, ...]) -> tup
   return bits & 0xFFFF >= threshold, threshold / 2**16
 
 
-def hashed(seeds, ids: list, shape: tuple[int, ...]) -> jax.Array:
-  """Return 32 random bits for each place in `shape`, int32: a hash of two seeds, of `ids` and of the place, all int32.
+def hashed(seeds, ids: list, shape: tuple[int, ...], part=0) -> jax.Array:
+  """Return 32 random bits for each place of the `part`-th piece of `shape`: a hash of seeds, ids and place, all int32.
 
   XLA fuses its ten operations into the reader. JAX's generator takes a hundred, and its result goes through memory.
   """
-  place, shift = jnp.int32(0), jax.lax.shift_right_logical
+  place, shift = jnp.int32(part), jax.lax.shift_right_logical
   for axis, size in enumerate(shape):
     place = place * size + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 

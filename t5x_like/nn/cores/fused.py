@@ -62,7 +62,8 @@ class Fused(PerDevice):
     if (bias := softmax.biases(mask.q_pos, mask.k_pos)) is not None:
       more["bias"] = places.own_heads(bias, 1).astype(jnp.float32)  # its gradient is summed over rows
     if softmax.key is not None and softmax.dropout.rate > 0:
-      more["drawn"] = jnp.concatenate([seeds(softmax.key), places.rows, places.heads])[None]
+      part = [] if places.whole else [places.queries[:1] // T]
+      more["drawn"] = jnp.concatenate([seeds(softmax.key), places.rows, places.heads, *part])[None]
     out = _attend((N, softmax.dropout), *(x.reshape(*x.shape[:2], -1) for x in (q, k, v)), more)
     return out.reshape(B, T, N, -1)
 
@@ -72,15 +73,17 @@ def seeds(key: jax.Array) -> jax.Array:
   return jax.random.bits(key, (2,)).astype(jnp.int32)
 
 
-def kept(drops: Dropout, seeds, row, head, T: int, S: int) -> jax.Array:
+def kept(drops: Dropout, seeds, T: int, S: int, row, head, part=0) -> jax.Array:
   """Draw the weights of one head that stay: bool [T, S], or [1, S] if all queries drop the same keys.
 
   Two weights share 32 random bits.
 
   Args:
-    seeds: two int32 numbers; `row` and `head` are int32 too.
+    seeds: two int32 numbers; `row`, `head` and `part` are int32 too.
+    part: the number of these T queries among the parts of a sequence that devices share.
   """
-  bits = hashed(seeds, [row, head], (1 if -2 in drops.shared else T, -(-S // 2)))
+  queries, part = (1, 0) if -2 in drops.shared else (T, part)
+  bits = hashed(seeds, [row, head], (queries, -(-S // 2)), part)
   halves = jnp.concatenate([bits & 0xFFFF, jax.lax.shift_right_logical(bits, 16)], axis=1)
   return halves[:, :S] >= round(drops.rate * 2**16)
 
@@ -91,8 +94,8 @@ def _attend(static: tuple[int, Dropout], q_BTX, k_BSX, v_BSX, more: dict) -> jax
 
   Args:
     static: the number of heads, and the dropout.
-    more: `bias` float32 [B or 1, N, T, S], `allowed` int8 [B or 1, T or 1, S] and `drawn` int32 [1, 2 + B + N], the
-      seeds and ids of dropout, or some of them. (A TPU's blocks have two axes, besides those that are mapped over.)
+    more: `bias` float32 [B or 1, N, T, S], `allowed` int8 [B or 1, T or 1, S] and `drawn` int32 [1, 2 + B + N (+ 1)],
+      the seeds, ids and part of dropout, or some of them. (A TPU's blocks have two axes, besides mapped ones.)
   """
   shape = jax.ShapeDtypeStruct((*q_BTX.shape[:2], v_BSX.shape[-1]), q_BTX.dtype)
   return _call(_forward, static, dict(q=q_BTX, k=k_BSX, v=v_BSX), more, dict(out=shape), 2)["out"]
@@ -138,6 +141,7 @@ def _call(kernel, static, arrays: dict, more: dict, out_shapes: dict, products: 
   widths = [x.shape[-1] // heads for x in arrays.values()]
   n = _together(heads, widths)
   rows = max(r for r in range(1, B + 1) if B % r == 0 and (r == 1 or r * n * T * S <= _LOGITS))
+  drawn = given["drawn"].shape[1] - 2 if "drawn" in given else 0
 
   def spec(name, x):
     if name == "drawn":
@@ -159,8 +163,8 @@ def _call(kernel, static, arrays: dict, more: dict, out_shapes: dict, products: 
 
     def row(r, carry):
       for h in range(n):
-        ids = [refs["drawn"][0, 2 + i] for i in (step * rows + r, B + block * n + h)] if "drawn" in refs else ()
-        kernel(_Head(refs, n, drops, ids, r, h))
+        places = (step * rows + r, B + block * n + h, *range(B + heads, drawn))
+        kernel(_Head(refs, n, drops, [refs["drawn"][0, 2 + i] for i in places if drawn], r, h))
       return carry
 
     jax.lax.fori_loop(0, rows, row, 0)
@@ -182,7 +186,7 @@ def _call(kernel, static, arrays: dict, more: dict, out_shapes: dict, products: 
 
 
 class _Head:
-  """A head of a row in a step: the places of both within the blocks, and their ids for dropout.
+  """A head of a row in a step: the places of both within the blocks, and the ids for dropout.
 
   Attributes:
     refs: the blocks, [rows, T or S, n * width]; of `bias` and `d_bias` [rows or 1, n, T, S], of `allowed` [rows or 1, T
@@ -222,7 +226,7 @@ class _Head:
     """Zero the weights that dropout drops and rescale the others."""
     if "drawn" not in self.refs:
       return weights
-    keep = kept(self.drops, [self.refs["drawn"][0, i] for i in range(2)], *self.ids, *weights.shape)
+    keep = kept(self.drops, [self.refs["drawn"][0, i] for i in range(2)], *weights.shape, *self.ids)
     rescaled = 2**16 / (2**16 - round(self.drops.rate * 2**16))
     return weights * jnp.where(keep, rescaled, 0.0)
 

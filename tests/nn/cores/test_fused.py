@@ -82,11 +82,12 @@ def test_rows_and_heads_of_a_step_in_16_bits():
 
 @pytest.mark.parametrize("shared", beyond(1, [(), ((-2,),)]))
 def test_dropout_with_the_mask_that_it_draws(shared):
-  """Weights, output and gradients are those of the same mask outside of the kernel, also on a mesh."""
-  dropout, key, mask = Dropout(0.3, shared), jax.random.key(3), cases.mask("causal")
-  q, k, v = cases.qkv(K=4)
-  drawn = [kept(dropout, seeds(key), row, head, 37, 37) for row in range(2) for head in range(4)]
-  keep = jnp.stack(drawn).reshape(2, 4, -1, 37)
+  """Weights, output and gradients are those of the same mask outside of the kernel, also on a mesh that splits rows,
+  queries and heads."""
+  dropout, key, mask = Dropout(0.3, shared), jax.random.key(3), cases.mask("causal", T=38)
+  q, k, v = cases.qkv(T=38, K=4)
+  drawn = [kept(dropout, seeds(key), 38, 38, row, head) for row in range(2) for head in range(4)]
+  keep = jnp.stack(drawn).reshape(2, 4, -1, 38)
   rate = round(0.3 * 2**16) / 2**16
 
   def expected(q, k, v):
@@ -99,7 +100,7 @@ def test_dropout_with_the_mask_that_it_draws(shared):
   def results(function):
     return jax.jit(jax.value_and_grad(lambda *qkv: (function(*qkv) ** 2).sum(), (0, 1, 2)))(q, k, v)
 
-  with Rules.make(make_mesh(dict(data=2, tensor=2), jax.devices()[:4])).activate():
+  with Rules.make(make_mesh(dict(data=2, sequence=2, tensor=2), jax.devices())).activate():
     found = results(actual)
   for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(results(expected)), strict=True):
     np.testing.assert_allclose(a, e, rtol=2e-4, atol=3e-5)
@@ -121,7 +122,7 @@ def test_stages_of_a_pipeline_map_over_it():
 def test_what_dropout_keeps_is_random():
   """Rate, and independence of neighbours, heads, rows and keys, within five standard deviations."""
   draws = np.stack(
-    [kept(Dropout(0.1), pair, row, head, 64, 65) for pair in ((1, 2), (2, 1)) for row in (0, 1) for head in (0, 1)]
+    [kept(Dropout(0.1), pair, 64, 65, row, head) for pair in ((1, 2), (2, 1)) for row in (0, 1) for head in (0, 1)]
   )
   centred = (draws - 0.9) / 0.3
   pairs = [centred.ravel(), centred[:, 1:] * centred[:, :-1], centred[..., 1:] * centred[..., :-1]]
