@@ -6,8 +6,7 @@
 | GPU | dense | dense | cudnn | chunked |
 | CPU | dense | dense | chunked | chunked |
 
-Up to SHORT logits, the dense core computes what the kernel refuses. Positions that depend on the query (Shaw) always go
-to it. All these cores compute the same function.
+The dense core computes what a kernel refuses up to SHORT logits, and always biases by the query (Shaw's, DeBERTa's).
 """
 
 import jax
@@ -42,7 +41,8 @@ class Auto(Core):
     for kernel in map(_core, names if placed or logits <= SHORT else ()):
       if not kernel.refused(q, k, mask, softmax):
         return kernel()
-    return Dense() if logits <= SHORT or softmax.position.query_dependent else _core("chunked")()
+    whole = softmax.position.query_dependent or isinstance(softmax.bias, jax.Array)
+    return Dense() if logits <= SHORT or whole else _core("chunked")()
 
   def decoding(self) -> "Auto":
     return self

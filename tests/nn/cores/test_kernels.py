@@ -131,3 +131,12 @@ def test_dropout_in_longer_rows_takes_the_kernel_that_draws_it_as_far_as_it_goes
       return Auto().chosen(x, x, dataclasses.replace(mask, aligned=aligned), Softmax(dropout=Dropout(0.1))).name
 
   assert (name(1024), name(1024, aligned=False), name(2048)) == ("fused", "chunked", "chunked")
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_biases_that_depend_on_the_query_have_a_core_at_every_length(platform):
+  """DeBERTa's, which are arrays; blocks could not compute them piece by piece."""
+  mask = Mask(positions(1024), positions(1024))
+  q, bias = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 1024, 2, 8), (1, 2, 1024, 1024)))
+  with target(platform):
+    assert jax.eval_shape(lambda q, bias: Auto()(q, q, q, mask, bias, scale=0.4), q, bias).shape == q.shape
