@@ -106,6 +106,20 @@ def test_what_is_frozen_has_less_of_a_backward_pass(form):
   assert count(model, {"decoder/final_norm/scale"}) == 2 * (projections + attention) + 2 * B * S * 384 * D
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8", "fp8"])
+def test_products_of_8_bits_cost_the_same_beside_adapters(quantization):
+  """Frozen kernels cost two, attention and adapters three."""
+  design, tokens = {"quantization": quantization}, jax.ShapeDtypeStruct((B, S), jnp.int32)
+  make = lambda key: gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, design=design)  # noqa: E731
+  adapted = jax.eval_shape(lambda key: lora.adapted(make(key), ("query",), 4, 1.0, key), jax.random.key(0))
+  inputs = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens}
+  inputs["decoder_loss_weights"] = jax.ShapeDtypeStruct((B, S), jnp.float32)
+  trained = {name for name in params.arrays(adapted) if "lora" in name}
+  L, D = 4, 256
+  products = 4 * B * S * (L * 12 * D * D + 384 * D) + 6 * (B * L * S * S * D + B * S * L * 2 * D * 4)
+  assert compilation.step_flops(adapted, decoder.Objective(), inputs, trained) == products
+
+
 def test_counts_through_control_flow():
   a = jnp.ones((4, 5))
 
