@@ -25,14 +25,24 @@ def make(
   `alpha` times to the fast one before the division.
 
   Over the first `warmup_steps`, usually the whole run, alpha grows from 0 and the half-life of b3 from that of b1, both
-  linearly. Decays matrices only.
+  linearly from update 1 on. `mu_dtype` is of the fast average: in bfloat16 the slow one would stand still. Decays
+  matrices only.
   """
   if warmup_steps:
     rising = optax.linear_schedule(0.0, alpha, warmup_steps)
     halves = optax.linear_schedule(_half_life(b1), _half_life(b3), warmup_steps)
-    alpha, b3 = rising, lambda count: 0.5 ** (1.0 / (halves(count) + 1.0))
-  scaled = optax.contrib.scale_by_ademamix(b1, b2, b3, alpha, eps, mu_dtype=mu_dtype)
-  return optax.chain(scaled, Decay(weight_decay).added(), at_rate(schedule))
+    alpha, b3 = lambda count: rising(count + 1), lambda count: 0.5 ** (1.0 / (halves(count + 1) + 1.0))
+  scaled = optax.contrib.scale_by_ademamix(b1, b2, b3, alpha, eps)
+
+  def kept(state):
+    return state._replace(m1=optax.tree.cast(state.m1, mu_dtype))
+
+  def update(grads, state, params=None):
+    directions, state = scaled.update(grads, state, params)
+    return directions, kept(state)
+
+  averages = optax.GradientTransformation(lambda params: kept(scaled.init(params)), update)
+  return optax.chain(averages, Decay(weight_decay).added(), at_rate(schedule))
 
 
 def _half_life(decay: float) -> float:
