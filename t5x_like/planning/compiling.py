@@ -173,6 +173,7 @@ def _costs(told, topology: hardware.Topology, program: Program, rows: list[Colle
     "collectives": [row.row() for row in rows],
     "ring_gigabytes": sum(row.ring_bytes for row in rows) / _GIGA,
     "loops_not_counted": program.unknown,
+    "loops_skipped": program.skipped,
     "counts": counts.counts(program, rows),
   }
   if topology.chip is None:

@@ -9,6 +9,8 @@ import math
 import re
 from collections.abc import Iterator
 
+from t5x_like.nn.feed_forward._over_devices import SELDOM
+
 DTYPE_BITS = {"pred": 8, "token": 0, "opaque": 0}  # others end in their number of bits: bf16, s4, f8e4m3fn, c64
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([^\s=]+) = ")
@@ -80,11 +82,13 @@ class Program:
     executions: the number of executions of each computation; every branch of a conditional counts as taken.
     fused, asynchronous: the computations executed by a fusion, or by an `async-start` and the calls in it.
     unknown: the loops with an unknown number of iterations, which count once.
+    skipped: those of them that balanced loads of experts skip, which do not count.
   """
 
   def __init__(self, text: str):
     self.computations, self.entry = _parse(text)
     self.unknown: list[str] = []
+    self.skipped: list[str] = []
     self.executions: dict[str, int] = {}
     self.fused: set[str] = set()
     self.asynchronous: set[str] = set()
@@ -119,9 +123,10 @@ class Program:
     for instruction in self.computations[computation]:
       if instruction.opcode == "while":
         loop = self.loop(computation, instruction)
+        seldom = loop.trips is None and f"/{SELDOM}/" in instruction.rest
         if loop.trips is None:
-          self.unknown.append(instruction.name)
-        self._count(loop.body, times * (1 if loop.trips is None else loop.trips))
+          (self.skipped if seldom else self.unknown).append(instruction.name)
+        self._count(loop.body, times * (1 - seldom if loop.trips is None else loop.trips))
         continue
       if instruction.opcode.endswith(("-update", "-done")):
         continue  # these name the computation that their start executed

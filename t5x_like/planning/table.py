@@ -104,6 +104,8 @@ def _times(plan: dict[str, Any]) -> list[str]:
   else:
     rates.append(f"MFU {100 * (plan['mfu'] or 0):.0f} % at most")
   left_out = ["gaps between operations", "the host", "collectives that share links"]
+  if plan["loops_skipped"]:
+    left_out.insert(0, "further rounds of experts, which balanced loads skip")
   if plan["kernels_not_counted"]:
     left_out.insert(0, f"{plan['kernels_not_counted']:,} kernels of unknown FLOPs")
   return [

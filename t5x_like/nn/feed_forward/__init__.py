@@ -72,6 +72,7 @@ class Experts:
       come from; factor of the gates; and the step of the biases that balance the loads.
     dispatch: "dropless" or "capacity"; see `nn.feed_forward.moe`.
     capacity_factor, eval_capacity_factor: slots per choice in the "capacity" dispatch; None is the same in evaluations.
+      The first is also the rows per choice of a round of the "dropless" one, where experts are split over devices.
     balance_loss, z_loss: weights of the two losses of "softmax"; the first also of the one of "sigmoid".
     importance_loss, load_loss: weights of the two losses of "noisy_top_k".
     jitter: training multiplies the router's input by uniform numbers in [1 - jitter, 1 + jitter] (Switch: 0.01).

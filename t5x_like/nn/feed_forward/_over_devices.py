@@ -4,8 +4,9 @@ Every device sorts the choices of its own tokens by expert. The mesh axis of `ac
 device sends each of the others the rows for its experts, multiplies the rows that came in one grouped product, and
 returns the results. Over other axes of the batch no row travels; `mlp` may be split too, and results are added up.
 
-All rows of an expert group may choose the experts of one device. The array that holds what came therefore has a row for
-every choice of the group, so that none is dropped; products skip the rows that are empty.
+All rows of an expert group may choose the experts of one device, and none is dropped. The array for what comes has
+`capacity_factor` rows for each choice of a device. Devices with more go on with the next rows in a further round, until
+all have been in one. Balanced loads need one round; the number of rounds is the same on all devices.
 
 On TPU and GPU, rows travel by `jax.lax.ragged_all_to_all`, which sends only what is there. XLA:CPU has no such
 operation; an all-to-all of padded blocks gives the same rows there.
@@ -13,6 +14,7 @@ operation; an all-to-all of padded blocks gives the same rows there.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -25,6 +27,7 @@ from t5x_like.nn.feed_forward import _rows as moved
 from t5x_like.parallel.constrain import Layout, activated, platform
 
 _MOVING = "activation_expert", "mlp"
+SELDOM = "seldom"  # the scope of loops that balanced loads skip; `planning` counts them as skipped
 
 
 class Way(NamedTuple):
@@ -62,6 +65,7 @@ def dispatched(layer, mesh, way: Way, x_BTD: jax.Array, routing, apply: Callable
     layer: the `Moe`.
     apply: (layer with a device's own experts, rows [R, D] sorted by expert, sizes of the groups) -> [R, D].
     key: of dropout.
+
   Raises:
     UserError: dropout within experts, whose masks would depend on the mesh.
   """
@@ -71,29 +75,27 @@ def dispatched(layer, mesh, way: Way, x_BTD: jax.Array, routing, apply: Callable
       " several devices; set it, or config.model.design.experts.dispatch=capacity"
     )
   named = params.named_params(layer)
-  specs = {name: _spec(_axes(p), way) for name, p in named.items()}
-  arrays = {name: p.get_value() for name, p in named.items()}  # experts are gathered in the compute dtype
-  for name, axes in ((name, _axes(p)) for name, p in named.items() if "expert" in p.axes):
+  others = {name: p.get_value() for name, p in named.items()}  # of the router, unused here
+  experts = {name: p for name, p in named.items() if _axes(p)[0] == "expert"}
+  arrays = {}
+  for name, axes in ((name, _axes(p)) for name, p in experts.items()):  # they are gathered in the compute dtype
     whole = math.prod(mesh.shape[axis] for axis in way.mlp) if "mlp" not in axes else 1  # added by as many devices
-    arrays[name] = (arrays[name] / whole).astype(x_BTD.dtype)
+    arrays[name] = (others[name] / whole).astype(x_BTD.dtype)
   tokens = PartitionSpec(*(part or None for part in way.tokens), None)
 
-  def local(x_BTD, experts_BTk, gates_BTk, arrays):
-    own = params.with_arrays(layer, arrays)
-
-    def summed(rows_RD, sizes_E):
-      y_RD = apply(own, rows_RD, sizes_E)
-      return jax.lax.psum(y_RD, way.mlp) if way.mlp else y_RD
-
-    def travelled(rows_MD, sizes_E):
-      return _travelled(rows_MD, sizes_E, way.expert, mesh.shape[way.expert], summed)
-
+  def summed(arrays, rows_RD, sizes_E):
     with activated(None):
-      product = summed if way.expert is None else travelled
-      return moved.dropless(x_BTD, experts_BTk, gates_BTk, layer.experts.experts, product)
+      y_RD = apply(params.with_arrays(layer, others | arrays), rows_RD, sizes_E)
+    return jax.lax.psum(y_RD, way.mlp) if way.mlp else y_RD
+
+  def local(x_BTD, experts_BTk, gates_BTk, arrays):
+    product = partial(summed, arrays)
+    if way.expert is not None:
+      product = partial(_travelled, summed, layer.experts.capacity_factor, way, mesh.shape[way.expert], arrays)
+    return moved.dropless(x_BTD, experts_BTk, gates_BTk, layer.experts.experts, product)
 
   given = x_BTD, routing.experts_BTk, routing.gates_BTk, arrays
-  specs = tokens, tokens, tokens, specs
+  specs = tokens, tokens, tokens, {name: _spec(_axes(p), way) for name, p in experts.items()}
   return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=tokens, check_vma=False)(*given)
 
 
@@ -108,52 +110,79 @@ def _spec(axes: params.Axes, way: Way) -> PartitionSpec:
   return PartitionSpec(*(parts.get(name) if "expert" in axes else None for name in axes))
 
 
-def _travelled(rows_MD: jax.Array, sizes_E: jax.Array, axis: str, n: int, apply: Callable) -> jax.Array:
-  """Apply the experts of `n` devices to rows sorted by expert, `sizes_E` of each; return their outputs [M, D]."""
-  sizes_SDE = jax.lax.all_gather(sizes_E, axis).reshape(n, n, -1)  # rows from source to destination, by its experts
-  send = _ragged if platform() in ("tpu", "gpu") else _padded
-  came_RD, expert_R, returned = send(rows_MD, sizes_SDE, axis)
-  order_R, place_R, _, sizes = moved.by_expert(expert_R, sizes_SDE.shape[-1])
-  y_RD = apply(moved.exchange(came_RD, order_R, place_R, 1), sizes)
-  return returned(moved.exchange(y_RD, place_R, order_R, 1))
+def _travelled(apply: Callable, factor: float, way: Way, n: int, arrays, rows_MD: jax.Array, sizes_E: jax.Array):
+  """Apply the experts of `n` devices to rows sorted by expert, `sizes_E` of each; return their outputs [M, D].
+
+  Args:
+    apply: (arrays of a device's own experts, rows [R, D] sorted by expert, sizes of the groups) -> [R, D].
+    factor: see `R`, the rows that a device takes in one round.
+  """
+  M = rows_MD.shape[0]
+  R = min(n * M, math.ceil(factor * M))
+  sizes_SDE = jax.lax.all_gather(sizes_E, way.expert).reshape(n, n, -1)  # from source to destination, by its experts
+
+  def round_(arrays, rows_MD, sizes_SDE, number):
+    return _round(partial(apply, arrays), rows_MD, sizes_SDE, way.expert, number * R, R)
+
+  @jax.custom_vjp
+  def further(arrays, rows_MD, sizes_SDE):
+    return summed(lambda number: round_(arrays, rows_MD, sizes_SDE, number), rows_MD, sizes_SDE)
+
+  def backward(given, g_MD):
+    *inputs, sizes_SDE = given
+
+    def gradients(number):
+      return jax.vjp(lambda arrays, rows_MD: round_(arrays, rows_MD, sizes_SDE, number), *inputs)[1](g_MD)
+
+    return *summed(gradients, tuple(inputs), sizes_SDE), None
+
+  def summed(of_round, like, sizes_SDE):
+    most = jax.lax.pmax(jnp.max(sizes_SDE.sum((0, 2))), (*way.tokens[0], *way.tokens[1]))
+    zeros = jax.tree.map(jnp.zeros_like, like)
+    with jax.named_scope(SELDOM):
+      return jax.lax.fori_loop(1, -(-most // R), lambda i, sums: jax.tree.map(jnp.add, sums, of_round(i)), zeros)
+
+  further.defvjp(lambda *given: (further(*given), given), backward)
+  y_MD = round_(arrays, rows_MD, sizes_SDE, 0)
+  return y_MD if R == n * M else y_MD + further(arrays, rows_MD, sizes_SDE)
 
 
-def _ragged(rows_MD: jax.Array, sizes_SDE: jax.Array, axis: str):
-  """Send only the rows that are there; return (rows [n M, D], the local expert of each, the way back)."""
-  M, n, experts = rows_MD.shape[0], *sizes_SDE.shape[1:]
-  mine = jax.lax.axis_index(axis)
+def _round(apply: Callable, rows_MD: jax.Array, sizes_SDE: jax.Array, axis: str, begin, R: int) -> jax.Array:
+  """Apply the experts to the rows that come to a device in places `begin` to `begin + R`; return [M, D], else zeros."""
+  experts, mine = sizes_SDE.shape[2], jax.lax.axis_index(axis)
   sizes_SD = sizes_SDE.sum(2)
-  from_SD, into_SD = _starts(sizes_SD, 1), _starts(sizes_SD, 0)  # in the sorted rows of S, in the buffer of D
-  there = from_SD[mine], sizes_SD[mine], into_SD[mine], sizes_SD[:, mine]
-  back = into_SD[:, mine], sizes_SD[:, mine], from_SD[:, mine], sizes_SD[mine]
-
-  def sent(x, rows: int, sizes):
-    return jax.lax.ragged_all_to_all(x, jnp.zeros((rows, x.shape[1]), x.dtype), *sizes, axis_name=axis)
+  from_SD, into_SD = _starts(sizes_SD, 1), _starts(sizes_SD, 0)  # in the sorted rows of S, among all that come to D
+  before_SD = jnp.clip(begin - into_SD, 0, sizes_SD)
+  now_SD = jnp.clip(begin + R - into_SD, 0, sizes_SD) - before_SD
+  from_SD, into_SD = from_SD + before_SD, jnp.clip(into_SD - begin, 0, R)
+  send = _ragged if platform() in ("tpu", "gpu") else _padded
+  came_RD = send(rows_MD, R, from_SD, now_SD, into_SD, axis, mine)
 
   ends = jnp.cumsum(sizes_SDE[:, mine].reshape(-1))  # by source, then by expert
-  run_R = jnp.searchsorted(ends, jnp.arange(n * M, dtype=jnp.int32), side="right")
-  expert_R = jnp.where(run_R < n * experts, run_R % experts, experts).astype(jnp.int32)
-  return sent(rows_MD, n * M, there), expert_R, lambda y_RD: sent(y_RD, M, back)
+  run_R = jnp.searchsorted(ends, begin + jnp.arange(R, dtype=jnp.int32), side="right")
+  expert_R = jnp.where(run_R < ends.size, run_R % experts, experts).astype(jnp.int32)
+  order_R, place_R, _, sizes = moved.by_expert(expert_R, experts)
+  y_RD = apply(moved.exchange(came_RD, order_R, place_R, 1), sizes)
+  y_RD = moved.exchange(y_RD, place_R, order_R, 1)
+  return send(y_RD, rows_MD.shape[0], into_SD.T, now_SD.T, from_SD.T, axis, mine)
 
 
-def _padded(rows_MD: jax.Array, sizes_SDE: jax.Array, axis: str):
-  """Send blocks of M rows to every device; return like `_ragged`."""
-  M, D = rows_MD.shape
-  n, experts = sizes_SDE.shape[1:]
-  mine = jax.lax.axis_index(axis)
-  sent_D = sizes_SDE[mine].sum(1)
-  start_D, place_M = _starts(sent_D, 0), jnp.arange(M, dtype=jnp.int32)
-  index_R = jnp.where(place_M < sent_D[:, None], start_D[:, None] + place_M, M).reshape(-1)
-  to_M = jnp.searchsorted(jnp.cumsum(sent_D), place_M, side="right").astype(jnp.int32)
-  back_M = to_M * M + place_M - start_D[to_M]
+def _ragged(x, rows: int, from_SD, sizes_SD, into_SD, axis: str, mine) -> jax.Array:
+  """Send `sizes_SD` rows of each device to each, from and into these places; return [rows, D], zeros elsewhere."""
+  places = from_SD[mine], sizes_SD[mine], into_SD[mine], sizes_SD[:, mine]
+  return jax.lax.ragged_all_to_all(x, jnp.zeros((rows, x.shape[1]), x.dtype), *places, axis_name=axis)
 
-  def swapped(x_RD):
-    return jax.lax.all_to_all(x_RD.reshape(n, M, D), axis, 0, 0).reshape(n * M, D)
 
-  ends_SE = jnp.cumsum(sizes_SDE[:, mine], axis=1)
-  expert_R = jax.vmap(lambda ends: jnp.searchsorted(ends, place_M, side="right"))(ends_SE).astype(jnp.int32)
-  came_RD = swapped(moved.exchange(rows_MD, index_R, back_M, 1))
-  return came_RD, expert_R.reshape(-1), lambda y_RD: moved.exchange(swapped(y_RD), back_M, index_R, 1)
+def _padded(x, rows: int, from_SD, sizes_SD, into_SD, axis: str, mine) -> jax.Array:
+  """Send blocks of as many rows as there are; return like `_ragged`."""
+  n, size = sizes_SD.shape[0], x.shape[0]
+  blocks = jnp.take(x, from_SD[mine, :, None] + jnp.arange(size), axis=0, mode="clip")
+  came = jax.lax.all_to_all(blocks, axis, 0, 0).reshape(n * size, -1)
+  begin_S, place = into_SD[:, mine], jnp.arange(rows, dtype=jnp.int32)
+  source = jnp.searchsorted(begin_S + sizes_SD[:, mine], place, side="right")
+  there = (source < n) & (place >= jnp.take(begin_S, source, mode="clip"))
+  index = jnp.where(there, source * size + place - jnp.take(begin_S, source, mode="clip"), n * size)
+  return jnp.take(came, index, axis=0, mode="fill", fill_value=0)
 
 
 def _starts(sizes: jax.Array, axis: int) -> jax.Array:

@@ -16,6 +16,7 @@ from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
+from t5x_like.planning.hlo import Program
 
 B, T, D, F, E = 8, 4, 16, 8, 8
 MESHES = (
@@ -26,9 +27,9 @@ MESHES = (
 )
 
 
-def layer(top_k=2, dropout=0.0):
+def layer(top_k=2, dropout=0.0, factor=1.25):
   activation, init = jax.nn.silu, params.normal(0.5)
-  experts = Experts(experts=E, top_k=top_k)
+  experts = Experts(experts=E, top_k=top_k, capacity_factor=factor)
   rngs = nnx.Rngs(params=jax.random.key(5))
   made = Moe(D, F, rngs, experts, activation=activation, gated=True, init=init, dropout=Dropout(dropout))
   return made, params.arrays(made)
@@ -78,6 +79,18 @@ def test_no_device_gathers_the_rows_of_the_batch():
   with rules.activate():
     text = jax.jit(lambda arrays, x: run(made, arrays, x)[0]).lower(arrays, x_BTD).compile().as_text()
   assert "all-to-all" in text and f"f32[{B},{T},{D}]" not in text and f"f32[{2 * B * T},{D}]" not in text
+
+
+@pytest.mark.parametrize("factor", [1.25, 4.0])
+def test_the_planner_knows_the_rounds_that_balanced_loads_skip(factor):
+  """With room for the rows of all four devices there are none."""
+  made, arrays = layer(factor=factor)
+  rules = Rules.make(make_mesh({"data": 2, "expert": 4}))
+  gradient = jax.jit(jax.grad(lambda arrays, x: run(made, arrays, x)[0]))
+  with rules.activate():
+    text = gradient.lower(arrays, jnp.ones((B, T, D))).compile().as_text()
+  program = Program(text)
+  assert len(program.skipped) == (0 if factor == 4.0 else 2), program.skipped  # forwards and backwards
 
 
 def test_dropout_within_experts_is_refused():
