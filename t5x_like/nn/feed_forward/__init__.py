@@ -71,8 +71,8 @@ class Experts:
     groups, top_groups, scale, bias_rate: of "sigmoid": number of groups of experts, and of those that a token's experts
       come from; factor of the gates; and the step of the biases that balance the loads.
     dispatch: "dropless" or "capacity"; see `nn.feed_forward.moe`.
-    capacity_factor, eval_capacity_factor: slots per choice in the "capacity" dispatch; None is the same in evaluations.
-      The first is also the rows per choice of a round of the "dropless" one, where experts are split over devices.
+    capacity_factor: slots per choice of "capacity"; rows per choice in a round of "dropless" over devices.
+    eval_capacity_factor: slots in evaluations; None is the same.
     balance_loss, z_loss: weights of the two losses of "softmax"; the first also of the one of "sigmoid".
     importance_loss, load_loss: weights of the two losses of "noisy_top_k".
     jitter: training multiplies the router's input by uniform numbers in [1 - jitter, 1 + jitter] (Switch: 0.01).
