@@ -7,9 +7,8 @@ Sections 4.1 and 4.2: windows of 4,096 tokens, 14.8 trillion of them, AdamW, wei
 1e-4 for the balance within rows, biases that move by 0.001. The rate stays at 2.2e-4 for 10 trillion tokens, falls to a
 tenth on a cosine over 4.3 trillion and stays there (in the paper, at 7.3e-6 for the last 167 billion). The paper's
 batch grows from 3,072 to 15,360 rows over 469 billion tokens; after 10 trillion set --config.objective.next_weight=0.1,
-for the last 0.5 --config.model.design.experts.bias_rate=0. No token is dropped in the paper; here an expert has slots
-for 1.5 times its share. 2,048 accelerators or more. The published base model scores 87.1 on MMLU with 5 shots (table
-3). Not run at full size here.
+for the last 0.5 --config.model.design.experts.bias_rate=0. No token is dropped. 2,048 accelerators or more. The
+published base model scores 87.1 on MMLU with 5 shots (table 3). Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -26,8 +25,7 @@ EXPERTS = {
   "scale": 2.5,
   "bias_rate": 0.001,
   "balance_loss": 1e-4,
-  "dispatch": "capacity",
-  "capacity_factor": 1.5,
+  "dispatch": "dropless",
 }
 SMALL = {"experts": 8, "top_k": 2, "mlp": 128, "groups": 4, "top_groups": 2, "bias_rate": 0.01}
 LAPTOP = {"model.design.experts": EXPERTS | SMALL, "schedule.decay": 0.4, "schedule.total_steps": 400}
