@@ -83,7 +83,7 @@ PLANS: dict[str, child.Request] = {
   "switch base 128, v5e 8x8": _plan("configs/switch/base.py:128", "v5e:8x8"),
   "mixtral 8x7b, v5p 8x8x8": _plan("configs/mixtral/8x7b.py", "v5p:8x8x8"),
   "mixtral 8x7b without drops, v5p 8x8x8": _plan(
-    "configs/mixtral/8x7b.py", "v5p:8x8x8", "model.design.experts.dispatch=dropless", "model.remat=full"
+    "configs/mixtral/8x7b.py", "v5p:8x8x8", "model.design.experts.dispatch=dropless"
   ),
   "llama 3.1 8b, v5e 4x4, evaluation": _plan(_LLAMA, "v5e:4x4", *_FSDP, "batch_size=16", step="eval"),
   "llama 3.1 8b, v5e 4x4, decoding": _plan(
@@ -100,7 +100,9 @@ PLANS: dict[str, child.Request] = {
   "mae vit b, v5e 4x8": _plan("configs/vit/mae.py", "v5e:4x8"),
   "gpt-2 124m, v5p 2x2x1": _plan("configs/gpt/gpt2_124m.py", "v5p:2x2x1"),
   "t5 1.1 large, v5p 2x2x1": _plan("configs/t5/base.py:large", "v5p:2x2x1", "batch_size=256"),
-  "gemma 3 27b, v5p 4x8x8": _plan("configs/gemma3/12b.py", "v5p:4x8x8", "model.variant=27b"),
+  "gemma 3 27b, v5p 4x8x8": _plan(
+    "configs/gemma3/12b.py", "v5p:4x8x8", "mesh.data=4", "mesh.fsdp=64", "model.variant=27b"
+  ),
   "qwen 3 235b a22b, v5p 8x8x8": _plan(
     "configs/qwen/qwen3_8b.py", "v5p:8x8x8", "model.variant=qwen3-235b-a22b", "mesh.fsdp=64", "mesh.expert=8"
   ),
