@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from t5x_like.nn.cores._blocks import padded
 from t5x_like.nn.cores._devices import PerDevice
 from t5x_like.nn.cores.dense import NEGATIVE
 from t5x_like.nn.cores.fused import LANES, product
-from t5x_like.parallel.constrain import platform
+from t5x_like.parallel.constrain import platform, ways
 
 KEYS = 64  # lanes of a head, half of a register
 FEWEST, WIDTHS = 16, (8, 16, 32, 64)  # tokens; columns of a head
@@ -47,6 +48,8 @@ class Short(PerDevice):
       return words
     if not FEWEST <= T <= KEYS:
       return f"{T} tokens, expected {FEWEST} to {KEYS}"
+    if (shared := ways("length")) > 1 and T % shared == 0:
+      return f"queries that {shared} devices share"
     if H not in WIDTHS:
       return f"heads of width {H}, expected one of {WIDTHS}"
     biased = softmax.bias is not None or softmax.position.biased
@@ -55,8 +58,8 @@ class Short(PerDevice):
     return None
 
   def attend(self, q, k, v, mask, softmax):
-    B, T, N, _ = q.shape
-    k, v = (jnp.repeat(x, N // x.shape[2], axis=2) for x in (k, v))
+    (B, T, N, H), width = q.shape, v.shape[-1]
+    k, v = (jnp.repeat(padded(x, H, 3), N // x.shape[2], axis=2) for x in (k, v))
     bias = softmax.biases(mask.q_pos, mask.k_pos)
     bias = jnp.zeros((N, T, T), jnp.float32) if bias is None else softmax.places.own_heads(bias, 1)[0]
     more = -B % _TILE
@@ -72,7 +75,7 @@ class Short(PerDevice):
       allowed = jnp.pad(allowed, most, constant_values=True).astype(jnp.int8)
       given["allowed"] = jnp.concatenate([allowed, allowed], axis=2)
     out = _attend(N, *map(tokens_first, (q, k, v)), given)
-    return out.swapaxes(0, 1)[:B].reshape(B, T, N, -1)
+    return out.swapaxes(0, 1)[:B].reshape(B, T, N, H)[..., :width]
 
 
 def _in_pairs(bias_NTS: jax.Array) -> jax.Array:

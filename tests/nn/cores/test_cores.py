@@ -57,7 +57,7 @@ def test_chunked_equals_dense(kind, aligned, bias, softcap, kv_heads):
   cases.assert_equals_dense(core, mask, args, softcap=softcap)
 
 
-@pytest.mark.parametrize("name", ["chunked", "splash", later("ring")])
+@pytest.mark.parametrize("name", ["chunked", "splash", later("short"), later("fused"), later("ring")])
 def test_values_may_be_narrower_than_keys(name):
   """As those of latent attention are; a core that pads them cuts the result."""
   q, k, v = cases.qkv(K=4)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from more import beyond
+from t5x_like.errors import UserError
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.cores.short import Short
 from t5x_like.nn.mask import Mask, positions
@@ -31,6 +32,14 @@ def test_it_equals_dense(kind, bias, T, N, K, H):
   """Output and all gradients, for a number of sequences that fills no tile."""
   args = (*cases.qkv(T=T, N=N, K=K, H=H), *cases.bias(bias, T, N))
   cases.assert_equals_dense(Short(), cases.mask(kind, T), args, rows=jnp.ones((2, T), bool))
+
+
+def test_devices_that_share_queries_are_refused():
+  """Each has all keys, more than its queries."""
+  q, mask = jnp.ones((2, 32, 2, 16)), Mask(positions(32), positions(32))
+  with Rules.make(make_mesh(dict(sequence=2), jax.devices()[:2])).activate():
+    with pytest.raises(UserError, match="core 'short' cannot do queries that 2 devices share"):
+      jax.eval_shape(lambda q: Short()(q, q, q, mask, scale=0.4), q)
 
 
 @pytest.mark.more
