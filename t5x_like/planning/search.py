@@ -196,13 +196,13 @@ def search(request: Request, most: int, timeout_seconds: float, tell: Callable[[
     one, waiting = waiting[0], waiting[1:]
     overrides = (*kept, *one["overrides"], "accumulation_steps=1")
     try:
-      found = planned(dataclasses.replace(request, overrides=overrides), timeout_seconds)
-    except UserError as error:  # an attention core or a schedule that the axis of a mesh excludes
-      found = {"fits": False, "verdict": str(error)}
+      found, refused = planned(dataclasses.replace(request, overrides=overrides), timeout_seconds), False
+    except UserError as error:  # an attention core or a schedule that the axis of a mesh excludes, with any rows
+      found, refused = {"fits": False, "verdict": str(error)}, True
     plans.append(found | {"candidate": one["overrides"]})
     tell(f"{len(plans)} of {most}: {' '.join(one['overrides'])}: {found['verdict']}")
     alike = [other for other in waiting if _shape(other) == _shape(one)]
-    fewer = [other for other in alike if not found["fits"] and other["rows"] < one["rows"]]
+    fewer = [other for other in alike if not (found["fits"] or refused) and other["rows"] < one["rows"]]
     waiting = fewer[:1] + [other for other in waiting if _shape(other) != _shape(one)]
   return sorted(plans, key=rate, reverse=True)
 

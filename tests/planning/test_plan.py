@@ -117,6 +117,12 @@ def chips(*lengths):
   return {place: types.SimpleNamespace(coords=place) for place in itertools.product(*map(range, lengths))}
 
 
+def test_groups_on_one_chip_share_its_links():
+  """Of TPU7x, whose chips are two devices each: one group has both devices of each chip, or two groups have one."""
+  topology, placed = hardware.parse("tpu7x:4x4x4"), list(chips(4, 4, 4).values())
+  assert (hardware.links(placed * 2, topology), hardware.links(placed, topology)) == (6, 3)
+
+
 @pytest.mark.parametrize(
   "name, along, links",
   [
@@ -280,8 +286,8 @@ def test_search_plans_the_best_and_ranks_what_fits(monkeypatch, capsys):
   assert "'--config.mesh={\"fsdp\":8}'" in lines[5]
 
 
-def test_search_tries_fewer_rows_of_what_does_not_fit(monkeypatch):
-  sizes = [(f"mesh={mesh}", rows) for rows in (4, 2, 1) for mesh in ("a", "b")]
+def test_search_tries_fewer_rows_of_what_does_not_fit_but_not_of_what_is_refused(monkeypatch):
+  sizes = [(f"mesh={mesh}", rows) for rows in (4, 2, 1) for mesh in ("a", "b", "c")]
   listed = [
     {"overrides": [mesh, f"batch_size={rows}"], "bound": 1.0, "memory": 0, "rows": rows} for mesh, rows in sizes
   ]
@@ -291,14 +297,16 @@ def test_search_tries_fewer_rows_of_what_does_not_fit(monkeypatch):
     if request.search:
       return {"candidates": listed}
     asked.append(request.overrides[:2])
+    if "mesh=c" in request.overrides:
+      raise UserError("no")
     return {"fits": "mesh=b" in request.overrides or "batch_size=2" in request.overrides, "verdict": ""} | {
       "model_flops": 1.0,
       "total_gigabytes": 1.0,
     }
 
   monkeypatch.setattr(search, "planned", made)
-  search.search(child.Request("recipe", "cpu:8"), 4, 1.0, lambda line: None)
-  assert asked == [("mesh=a", "batch_size=4"), ("mesh=a", "batch_size=2"), ("mesh=b", "batch_size=4")]
+  search.search(child.Request("recipe", "cpu:8"), 6, 1.0, lambda line: None)
+  assert asked == [(f"mesh={mesh}", f"batch_size={rows}") for mesh, rows in (("a", 4), ("a", 2), ("b", 4), ("c", 4))]
 
 
 def test_the_kept_activations_of_a_row_have_attention_logits_and_fall_with_remat():
