@@ -26,6 +26,7 @@ class Chip:
     clock: cycles per second; with the size and number of the matrix units it determines the peak rate.
     kernels: the share of the peak rate that attention kernels reach, see `KERNELS`.
     fast: the start of the 8-bit dtypes whose products run at twice the peak rate; empty for none.
+    devices: jax devices on a chip, which share its links.
     options: arguments of the topology. Real v4 slices show both cores of a chip as one device.
   """
 
@@ -35,6 +36,7 @@ class Chip:
   clock: float
   kernels: float
   fast: str = ""
+  devices: int = 1
   options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -52,7 +54,7 @@ CHIPS = {
   "v5e": Chip(16 * 2**30, 0.819e12, 45e9, 1.5e9, KERNELS, "s8"),
   "v5p": Chip(95 * 2**30, 2.765e12, 90e9, 1.75e9, KERNELS, "s8"),
   "v6e": Chip(32 * 2**30, 1.638e12, 90e9, 1.75e9, WIDE_UNITS, "s8"),
-  "tpu7x": Chip(96 * 2**30, 3.69e12, 100e9, 2.2e9, WIDE_UNITS, "f8"),
+  "tpu7x": Chip(96 * 2**30, 3.69e12, 100e9, 2.2e9, WIDE_UNITS, "f8", devices=2),
 }
 _FLAT, _POD_SIDE = ("v5e", "v6e"), 16  # two dimensions; only one as long as the pod closes to a ring
 _CUBE_SIDE = 4  # of the other chips: optical switches close every dimension of a slice of whole cubes
@@ -68,10 +70,6 @@ class Topology:
   slices: int = 1
 
   @property
-  def cpu(self) -> bool:
-    return self.kind == "cpu"
-
-  @property
   def name(self) -> str:
     return f"{self.kind}:{self.shape}" + (f" x {self.slices} slices" if self.slices > 1 else "")
 
@@ -81,7 +79,7 @@ class Topology:
 
   @property
   def platform(self) -> str:
-    return "cpu" if self.cpu else "tpu"
+    return "cpu" if self.chip is None else "tpu"
 
   @property
   def dimensions(self) -> tuple[tuple[int, bool], ...]:
@@ -138,7 +136,7 @@ def environment(topology: Topology) -> dict[str, str]:
     UserError: as `library`.
   """
   own = {"JAX_PLATFORMS": "cpu"}
-  if topology.cpu:
+  if topology.chip is None:
     flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
     return own | {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={topology.shape}".strip()}
   return own | {
@@ -157,7 +155,7 @@ def devices(topology: Topology) -> list:
   import jax
   from jax.experimental import topologies
 
-  if topology.cpu:
+  if topology.chip is None:
     return jax.devices("cpu")
   options = dict(topology.chip.options) | ({"num_slices": topology.slices} if topology.slices > 1 else {})
   try:
@@ -189,7 +187,7 @@ def links(group: list, topology: Topology) -> float:
 
   A dimension of the torus along which the group extends gives two links if the group fills it and its ends are
   connected, otherwise one: in a line, the devices at the ends receive everything over a single link. Groups that
-  interleave along a dimension share its links.
+  interleave along a dimension share its links, and so do groups that have one device of a chip each.
   """
   found = 0.0
   places = [tuple(getattr(device, "coords", ())) for device in group]
@@ -198,4 +196,6 @@ def links(group: list, topology: Topology) -> float:
     if distinct > 1:
       stride = max(1, (max(values) - min(values)) // (distinct - 1))
       found += (2 if closed and distinct * stride == length else 1) / stride
-  return found or 1.0
+  chips = {(getattr(device, "slice_index", 0), place) for device, place in zip(group, places)}
+  groups = topology.chip.devices * len(chips) / len(group)  # on each chip
+  return (found or 1.0) / max(1.0, groups)
