@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from more import beyond
 from t5x_like.models import gpt, t5
 from t5x_like.nn import lora, params
 from t5x_like.objectives import decoder
@@ -106,7 +107,7 @@ def test_what_is_frozen_has_less_of_a_backward_pass(form):
   assert count(model, {"decoder/final_norm/scale"}) == 2 * (projections + attention) + 2 * B * S * 384 * D
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "fp8"])
+@pytest.mark.parametrize("quantization", beyond(1, ["int8", "fp8"]))
 def test_products_of_8_bits_cost_the_same_beside_adapters(quantization):
   """Frozen kernels cost two, attention and adapters three."""
   design, tokens = {"quantization": quantization}, jax.ShapeDtypeStruct((B, S), jnp.int32)
