@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -59,3 +60,23 @@ def test_what_cannot_be_measured_is_one_line(flags, words, capsys):
   assert benchmark.main(["marks", *flags]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert words in line
+
+
+def test_a_mark_has_the_first_gpu_alone_unless_another_is_named(monkeypatch, capsys):
+  """And where no step can be measured, each has said why."""
+  seen = []
+
+  def run(command, env, stderr, **options):
+    seen.append(env["CUDA_VISIBLE_DEVICES"])
+    stderr.write("RESOURCE_EXHAUSTED: out of memory")
+    return types.SimpleNamespace(returncode=1, stdout="")
+
+  monkeypatch.setattr(marks.subprocess, "run", run)
+  for given in (None, "3"):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given:
+      monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert benchmark.main(["marks", "--only=T5"]) == 2
+    told = capsys.readouterr()
+    assert "RESOURCE_EXHAUSTED: out of memory\nexit code 1" in told.out and "no step could be measured" in told.err
+  assert seen == ["0", "3"]

@@ -153,8 +153,8 @@ def _in_a_process(name: str, args: argparse.Namespace, seconds: float) -> dict |
   if seconds <= 0:
     print("left out: --minutes are over")
     return None
-  # JAX takes three quarters of a GPU by default.
-  env = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"} | os.environ
+  # JAX takes three quarters of every GPU by default, also of those that it does not use.
+  env = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92", "CUDA_VISIBLE_DEVICES": "0"} | os.environ
   flags = [f"--{flag}={getattr(args, flag)}" for flag in ("steps", "remat", "quantization", "output")]
   flags += ["--small"] * args.small
   command = [sys.executable, "-m", __package__, "marks", "--here", f"--only={name}", *flags]
