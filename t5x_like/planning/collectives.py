@@ -93,11 +93,11 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
       row = found.setdefault(key, Collective(*key))
       row.count += times
       row.bytes += times * sent
-      ring = times * sent * _share(kind, n)
-      row.ring_bytes += ring
+      row.ring_bytes += (ring := times * sent * _share(kind, n))
       if ring > row.largest:
         name = re.search(r'op_name="([^"]*)"', instruction.rest)
-        row.largest, row.where, row.group = ring, name[1] if name else instruction.name, groups[0]
+        row.largest, row.where = ring, name[1] if name else instruction.name
+        row.group = min(groups, key=lambda g: abs(g[-1] - g[0]))  # of a permutation, a hop, not the way back around
   return sorted(found.values(), key=lambda row: -row.ring_bytes)
 
 

@@ -103,7 +103,7 @@ def _times(plan: dict[str, Any]) -> list[str]:
     rates.append(f"reading {weights} takes {plan['weights_seconds']:.4f} s of it")
   else:
     rates.append(f"MFU {100 * (plan['mfu'] or 0):.0f} % at most")
-  left_out = ["gaps between operations", "the host", "collectives that share links"]
+  left_out = ["gaps between operations", "the host", "collectives that share links", "hops of all-to-alls"]
   if plan["loops_skipped"]:
     left_out.insert(0, "further rounds of experts, which balanced loads skip")
   if plan["kernels_not_counted"]:

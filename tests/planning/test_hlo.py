@@ -166,7 +166,7 @@ def test_ring_bytes_of_every_kind():
     f"%b = (bf16[16,4]{{1,0}}, f32[8]{{0}}) all-reduce(%x, %f), {groups}to_apply=%add",
     f"%c = bf16[4,4]{{1,0}} reduce-scatter(%x), {groups}dimensions={{0}}, to_apply=%add",
     f"%d = bf16[16,4]{{1,0}} all-to-all(%x), {groups}dimensions={{0}}",
-    "%e = bf16[16,4]{1,0} collective-permute(%x), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",
+    "%e = bf16[16,4]{1,0} collective-permute(%x), source_target_pairs={{0,3},{1,0},{2,1},{3,2}}",
     f"%g = (bf16[16,4]{{1,0}}, bf16[64,4]{{1,0}}, u32[]) all-gather-start(%x), {groups}dimensions={{0}}",
     "%h = bf16[64,4]{1,0} all-gather-done(%g)",
     "%f = f32[8]{0} parameter(1)",
@@ -182,6 +182,7 @@ def test_ring_bytes_of_every_kind():
     ("collective-permute", False): 128,
   }
   assert rows["all-gather", True].count == 1
+  assert rows["collective-permute", False].group == [1, 0]  # the link that is timed
 
 
 def test_a_tpu_program_counts_what_is_sent_once():
