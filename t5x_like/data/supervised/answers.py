@@ -78,8 +78,9 @@ def _covering(context: Context, begin: int, end: int) -> tuple[int, int]:
   for parts_n2 in (context.spans, context.words):  # words where the vocabulary drops all of the characters
     first, last = int((parts_n2[:, 1] <= begin).sum()), int((parts_n2[:, 0] < end).sum()) - 1
     if first <= last:
-      break
-  return first, last
+      return first, last
+  first = min(first, len(context.tokens) - 1)  # a word without tokens: the next one
+  return first, first
 
 
 def _cut(text: str, begin: int, end: int) -> bool:

@@ -6,7 +6,10 @@ from t5x_like.vocabularies import Vocabulary
 
 
 class Words:
-  """A splitter of single words into the tokens they have in running text; it caches results."""
+  """A splitter of single words into the tokens they have in running text; it caches results.
+
+  A word of which the vocabulary drops every character, such as a zero-width space, has none.
+  """
 
   def __init__(self, vocabulary: Vocabulary):
     self._vocabulary, self._known = vocabulary, {}
@@ -15,12 +18,12 @@ class Words:
     self._lead = "" if together == alone else " "  # bytes and byte-level BPE see the space before a word
 
   def __call__(self, words: list[str]) -> list[list[int]]:
-    """Return the ids of each word; a word without ids becomes the unknown id."""
+    """Return the ids of each word."""
     out = []
     for number, word in enumerate(words):
       text = (self._lead if number else "") + word
       if text not in self._known:
-        self._known[text] = [int(i) for i in self._vocabulary.encode(text)] or [self._vocabulary.unk_id]
+        self._known[text] = [int(i) for i in self._vocabulary.encode(text)]
       out.append(self._known[text])
     return out
 
@@ -37,7 +40,7 @@ def character_spans(word: str, ids: list[int], vocabulary: Vocabulary) -> list[t
       found, spans = vocabulary.encode_with_offsets(lead + word)
       if found == list(ids):
         spans = [(max(begin - len(lead), 0), past - len(lead)) for begin, past in spans]
-        return _with_accents(word, spans)
+        return _with_marks(word, spans)
   places, letters = [], []
   for place, letter in enumerate(word):
     folded = _folded(letter)
@@ -50,12 +53,12 @@ def character_spans(word: str, ids: list[int], vocabulary: Vocabulary) -> list[t
   return [(places[begin], places[max(begin, end - 1)] + 1) for begin, end in zip(begins, ends)]
 
 
-def _with_accents(word: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-  """Return the spans, each with the combining characters behind it that the vocabulary drops."""
+def _with_marks(word: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+  """Return the spans, each up to the last visible character behind it that no token has: accents, vowel signs, jamo."""
+  seen = [n for n, letter in enumerate(word) if unicodedata.category(letter)[0] != "C"]  # not joiners, directions
   following = [begin for begin, _ in spans[1:]] + [len(word)]
   return [
-    (begin, max(past, after) if all(map(unicodedata.combining, word[past:after])) else past)
-    for (begin, past), after in zip(spans, following)
+    (begin, max([past, *(n + 1 for n in seen if past <= n < after)])) for (begin, past), after in zip(spans, following)
   ]
 
 

@@ -68,16 +68,12 @@ def task(
 
   def example(record, where):
     question, context = (as_text(value(record, name, where), name, where) for name in ("question", "context"))
-    if not context.split() or not (question.split() or source.gaps):
-      return Skip("empty context" if not context.split() else "empty question")
+    asked, told = np.array(sum(contexts.cut(question.split()), []), np.int32), contexts(context).tokens
+    if not told.size or not (asked.size or source.gaps):
+      return Skip("empty context" if not told.size else "empty question")
     answers = answers_of(value(record, "answers", where), where)
     start, end = contexts.located(context, *answers[0], where) if answers else (-1, -1)
-    return {
-      "question": np.array(sum(contexts.cut(question.split()), []), np.int32),
-      "context": contexts(context).tokens,
-      "answer_start": np.int32(start),
-      "answer_end": np.int32(end),
-    }
+    return {"question": asked, "context": told, "answer_start": np.int32(start), "answer_end": np.int32(end)}
 
   def rows(store):
     row = Encoded(store, ["question", "context"], length)
@@ -130,7 +126,7 @@ def task(
     return Rows(example_W.size, read, example_W, view)
 
   return labelled(
-    "span_qa.v3",
+    "span_qa.v4",
     source,
     vocabulary,
     fields=("question", "context", "answers"),

@@ -71,7 +71,7 @@ def task(
       raise UserError(f"{where}: found null at {tokens_field}.{words.index(None)}, expected a word")
     if not words:
       return Skip("no words")
-    pieces = cut([as_text(word, tokens_field, where) for word in words])
+    pieces = [ids or [vocabulary.unk_id] for ids in cut([as_text(word, tokens_field, where) for word in words])]
     targets = np.full(sum(map(len, pieces)), -1, np.int32)
     starts = np.cumsum([0, *map(len, pieces[:-1])])
     targets[starts] = [number_of(str(tag), numbers, tags_field, where) for tag in found]

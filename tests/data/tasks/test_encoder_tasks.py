@@ -104,6 +104,16 @@ def test_a_regression_is_squared(tmp_path):
   assert abs(sums["loss"] - np.square(scores - [2.5, -1, 0]).sum()) < 1e-4 and sums["weights"] == 3
 
 
+def test_a_word_that_the_vocabulary_drops_has_its_tag_too(tmp_path):
+  vocabulary = published.write(tmp_path / "bert", "bert")
+  arguments = {"tags_field": "1", "tags": ["O", "B"], "length": 8, "vocabulary": str(vocabulary)}
+  built = build("tagging", tmp_path, "the B\n\u200b O\nfox B\n", form="conll", **arguments)
+  rows, ids = rows_of(built, 1), vocabularies.load(str(vocabulary))
+  first = [ids.cls_id, *ids.encode("the"), ids.unk_id, *ids.encode("fox"), ids.sep_id]
+  assert rows["encoder_input_tokens"][0, : len(first)].tolist() == first
+  assert rows["encoder_target_tokens"][0][rows["encoder_loss_weights"][0] > 0].tolist() == [1, 0, 1]
+
+
 def test_the_first_token_of_a_word_has_its_tag(tmp_path):
   text = "Ada B\nwrote O\n\nIn O\nParis B\n\nwith O\nBob B\n"
   built = build("tagging", tmp_path, text, form="conll", tags_field="1", tags=["O", "B"], length=12)

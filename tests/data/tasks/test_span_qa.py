@@ -47,6 +47,9 @@ CASES = {
   "capitals": ("THE DENVER BRONCOS! won", "DENVER BRONCOS"),
   "accents": ("Beyoncé, naïve in São Paulo; Łódź.", "São Paulo"),
   "a combining accent": ("the cafe\u0301, closed", "cafe\u0301"),
+  "vowel signs that the vocabulary drops": ("यह जॉन एलवे, था", "जॉन एलवे"),
+  "tone marks that it drops": ("มี สี่ คน", "สี่"),
+  "a mark of direction after it": ("the fox\u200e, closed", "fox"),
   "letters that fold to several": ("Fußball, the ﬁne game", "Fußball"),
   "a possessive": ("It is Beyoncé's award", "Beyoncé"),
   "a dash": ("in New York—often", "New York"),
@@ -70,6 +73,18 @@ def test_the_annotated_one_of_several_occurrences_is_the_label(kind):
   labels = [contexts.located(context, "Ada", at, "here")[0] for at in places]
   spans_n2 = contexts(context).spans
   assert [spans_n2[label, 0] for label in labels] == places
+
+
+def test_a_word_that_the_vocabulary_drops_has_no_token():
+  """As in `run_squad.py`; an answer of nothing else is placed at the next one."""
+  contexts, text = Contexts(vocabulary("uncased")), "Ada \u200b met \ufeff\u200e Dan \u200d"
+  context = contexts(text)
+  assert context.tokens.tolist() == contexts("Ada met Dan").tokens.tolist()
+  assert [text[begin:end] for begin, end in contexts(text).words] == ["Ada"] * 3 + ["met"] * 3 + ["Dan"] * 3
+  assert contexts.located(text, "\u200b", 4, "here") == (3, 3) and contexts.located(text, "\u200d", 16, "here") == (
+    8,
+    8,
+  )
 
 
 @pytest.mark.parametrize("kind", KINDS)
