@@ -25,6 +25,7 @@ from t5x_like import recipes
 from t5x_like.benchmarks import comparison, data, outside, submission, suites, tables
 from t5x_like.benchmarks import facts as suite_facts
 from t5x_like.benchmarks.suites import Benchmark, Form, Suite
+from t5x_like.corpora.sources import parted
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import checked_json
 from t5x_like.files.places import check_writable, is_remote
@@ -317,10 +318,9 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
     suites.apply(config, benchmark, getattr(benchmark, kind), official)
     config = config_lib.override(config, overrides, where)
   if options.max_examples:
-    first = f"[:{options.max_examples}]"
     for values in config.evals.values():
-      values["split"] = (values.get("split") or config.eval_split) + first
-    config.eval_split += first
+      values["split"] = _first(values.get("split") or config.eval_split, options.max_examples)
+    config.eval_split = _first(config.eval_split, options.max_examples)
   data.check(config)
   epochs = options.epochs or benchmark.epochs or (None if benchmark.named else _EPOCHS)
   if epochs is not None and not any(word.startswith("total_steps=") for word in changes):
@@ -333,6 +333,12 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
     if key in node and key not in given:
       node[key] = value
   return config
+
+
+def _first(split: str, most: int) -> str:
+  """Return the first records of a split, or of its own first ones."""
+  name, own = parted(split)
+  return f"{name}[:{min(most, own or most)}]"
 
 
 def _prepared(options: Options) -> str:

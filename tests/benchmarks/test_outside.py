@@ -7,7 +7,8 @@ import pytest
 
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the run is of
 from t5x_like import evaluate, train, trust
-from t5x_like.benchmarks import outside
+from t5x_like.benchmarks import outside, suite
+from t5x_like.corpora.sources import open_source
 from tests.runs import REPO, alone
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
@@ -163,6 +164,31 @@ def test_records_need_no_numbers(tmp_path):
   assert (task.encoder.task["label_field"], task.text.task["targets"]) == ("kind", "{kind}")
   (tmp_path / "numbered.toml").write_text(TOML)
   assert outside.suite(f"{tmp_path}/numbered.toml").tasks["relatedness"].encoder.evaluator["ids"] == ["idx"]
+
+
+STARS = """[stars]
+form = "labelled"
+files = {name = "reviews", format = "tsv", splits = {train = "a.tsv", validation = "b.tsv"}}
+text = "{text}"
+evaluated = {dev = "validation[:3]"}
+"""
+
+
+@pytest.mark.parametrize("labels", ["[1, 2, 3]", '["1", "2", "3"]'])
+def test_numbers_that_name_classes_are_the_files_labels(tmp_path, labels):
+  """Not the places of others: 1 is not the class after 0."""
+  (tmp_path / "mine.toml").write_text(STARS + f"labels = {labels}\n")
+  for name in ("a.tsv", "b.tsv"):
+    (tmp_path / name).write_text("text\tlabel\n" + "".join(f"x\t{n}\n" for n in (1, 2, 3, 0)))
+  task = outside.suite(f"{tmp_path}/mine.toml").tasks["stars"]
+  source = open_source(task.files.source, fields=("text", "label"), data_dir=str(tmp_path))
+  assert [record["label"] for _, record in source.records("train")] == ["1", "2", "3", "0"]  # 0 is refused by the task
+  assert task.encoder.task["labels"] == ["1", "2", "3"] == task.text.evaluator["metrics"][0]["classes"]
+  options = suite.Options(["run"], tmp_path / "out", data=str(tmp_path), overrides=["total_steps=1"], max_examples=2)
+  config = suite._config("stars", task, "encoder", None, 0, "run", options)
+  assert config.evals.dev.split == config.eval_split == "validation[:2]"
+  options = suite.Options(["run"], tmp_path / "out", data=str(tmp_path), overrides=["total_steps=1"], max_examples=4)
+  assert suite._config("stars", task, "encoder", None, 0, "run", options).eval_split == "validation[:3]"
 
 
 def test_words_and_spans_need_no_files_and_no_test_split(tmp_path):

@@ -150,9 +150,9 @@ def labelled(
 
   `inputs` is the template of the text form, whose target is the label's name; or that form as a whole.
   """
-  evaluated = evaluated or {"dev": "validation"}
+  evaluated, labels = evaluated or {"dev": "validation"}, [*map(str, labels or ())]  # a TOML file's may be numbers
   counted = _counted(evaluated, counted or (scores if labels else ("pearson", "spearman")))
-  own = {"text": text} | ({"pair": pair} if pair else {}) | ({"labels": list(labels)} if labels else {})
+  own = {"text": text} | ({"pair": pair} if pair else {}) | ({"labels": labels} if labels else {})
   own |= {} if label_field == "label" else {"label_field": label_field}
   judge = {"name": "classification", "scores": list(scores), "ids": list(ids)}
   encoder = Form(
@@ -165,10 +165,10 @@ def labelled(
   )
   as_text = inputs
   if isinstance(inputs, str):
-    metrics = [{"name": "labels", "classes": list(labels), "scores": list(scores)}] if labels else ["number"]
+    metrics = [{"name": "labels", "classes": labels, "scores": list(scores)}] if labels else ["number"]
     lengths = {"inputs_length": max(128, length), "targets_length": 16}
     as_text = _text(inputs, f"{{{label_field}}}", metrics, counted, ids=ids, **lengths)
-  files = files and dataclasses.replace(files, classes={label_field: labels or ()})
+  files = files and dataclasses.replace(files, classes={label_field: labels})
   return Benchmark(source, files, examples, encoder, as_text, evaluated, test=test or {})
 
 
@@ -281,7 +281,7 @@ def tagged(
   evaluated = evaluated or {"dev": "validation"}
   counted = (f"{next(iter(evaluated))}/{score}",)
   form = Form(
-    {"name": "tagging", "tags_field": field, "tags": list(tags), "length": length},
+    {"name": "tagging", "tags_field": field, "tags": [*map(str, tags)], "length": length},
     {"name": "tagging"},
     {"name": "tagging"},
     counted,

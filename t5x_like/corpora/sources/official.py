@@ -7,8 +7,9 @@
 
     name      the name of the corpus
     format    the reader of the files, another format of this folder
-    splits    by split, the possible names of its file, the likeliest first; a list is several files that make a split.
-              `RTE/train.tsv` is found in any folder RTE below `data_dir`, or as `data_dir`/train.tsv
+    splits    by split, the name of its file, or the possible names, the likeliest first; a list among them is several
+              files that make a split. `RTE/train.tsv` is found in any folder RTE below `data_dir`, or as
+              `data_dir`/train.tsv
     header    the columns of a TSV file, unless its first line names one of the fields; the languages of `parallel`
     fields    by field, its column, or a path into the record such as `meta.label`; other fields keep their names, and
               a file without that column may have the field itself
@@ -137,9 +138,11 @@ class Source(Base):
     if found is None or found == "":
       if test and _UNLABELLED not in names:
         return _UNLABELLED
-      raise UserError(f"{where}: found nothing in {column!r}, expected {'one of ' * bool(names)}{', '.join(names)}")
+      expected = f"one of {', '.join(names)}" if names else "a number"
+      raise UserError(f"{where}: found nothing in {column!r}, expected {expected}")
     text = str(found)
-    return names[int(text)] if text not in names and text.isdecimal() and int(text) < len(names) else text
+    named = text in names or any(map(str.isdecimal, names))  # of 1 to 5, no name is the number of another
+    return names[int(text)] if not named and text.isdecimal() and int(text) < len(names) else text
 
   def changed(self, split: str) -> list[int | None]:
     return self._open(split).changed("train")
@@ -154,7 +157,8 @@ class Source(Base):
 
 def _found(table: _Table, where: str | None) -> tuple[dict[str, list[str]], dict[str, tuple[int, int]]]:
   """Return the files of each split, and the shares of them in percent; UserError if there are none, or two alike."""
-  first = [names[0] for names in table.splits.values()]
+  splits = {split: [names] if isinstance(names, str) else names for split, names in table.splits.items()}
+  first = [names[0] for names in splits.values()]
   usual = ", ".join(name if isinstance(name, str) else " + ".join(name) for name in first)
   if where is None:
     raise UserError(f"source official, {table.name}: give the directory of its files, {usual}, as data_dir")
@@ -163,7 +167,7 @@ def _found(table: _Table, where: str | None) -> tuple[dict[str, list[str]], dict
   root = where.rstrip("/")
   inside = {_PACKED.sub("", path.removeprefix(root)).lower(): path for path in globs.matches(f"{root}/**")}
   found = {}
-  for split, names in table.splits.items():
+  for split, names in splits.items():
     for name in names:
       files = [_search(one, table, inside, where) for one in ([name] if isinstance(name, str) else name)]
       if all(files):
