@@ -15,18 +15,8 @@ from t5x_like.training import workdir as workdirs
 
 _LENGTHS = ("length", "inputs_length", "targets_length")
 _VERSIONS = (
-  "t5x-like",
-  "code_version",
-  "jax",
-  "flax",
-  "numpy",
-  "tensorflow",
-  "tensorflow-cpu",
-  "python",
-  "device_kind",
-  "host_cpu",
-  "host_cores",
-)
+  "t5x-like code_version jax flax numpy tensorflow tensorflow-cpu python device_kind host_cpu host_cores"
+).split()
 
 
 def newest(workdir: str) -> list[int]:
