@@ -53,7 +53,7 @@ MANIFEST = "vocabulary.json"
 FORMAT = "t5x_like.vocabulary.v1"
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 SENTENCE_PIECE = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
-MAIN = (TOKENIZER, *SENTENCE_PIECE, "vocab.json", "vocab.txt")  # a directory with one of these has a tokenizer
+MAIN = (TOKENIZER, *SENTENCE_PIECE, "spm.model", "vocab.json", "vocab.txt")  # a directory with one has a tokenizer
 
 
 def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:

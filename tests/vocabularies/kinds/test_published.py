@@ -230,6 +230,15 @@ def test_damaged_files_are_refused_in_one_line(tmp_path, kind, name, content, sa
   assert "\n" not in str(caught.value)
 
 
+def test_pieces_of_deberta_v3_alone_are_a_tokenizer_to_save_again(tmp_path):
+  """Its files on the Hub have no `tokenizer.json`; the data of a recipe are of another vocabulary."""
+  (tmp_path / "spm.model").write_bytes(published.t5())
+  (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
+  assert vocabularies.has_tokenizer(tmp_path)
+  with pytest.raises(UserError, match="found no tokenizer.json, expected one.*save it with transformers' save_pretr"):
+    vocabularies.load(str(tmp_path))
+
+
 def test_a_tokenizer_without_an_end_is_refused(tmp_path):
   published.byte_level([]).save(str(tmp_path / "tokenizer.json"))
   with pytest.raises(UserError, match="found no end of text, expected eos_token or sep_token in tokenizer_config.json"):
