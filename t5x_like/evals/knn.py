@@ -62,7 +62,8 @@ def voted(
   for at in range(0, len(test_MD), _ROWS):
     cosine_RN = test_MD[at : at + _ROWS] @ known_ND.T
     near_Rk = np.argpartition(-cosine_RN, k - 1, axis=1)[:, :k]
-    weight_Rk = np.exp((np.take_along_axis(cosine_RN, near_Rk, axis=1) - 1.0) / temperature)
+    near_cosine_Rk = np.take_along_axis(cosine_RN, near_Rk, axis=1)
+    weight_Rk = np.exp((near_cosine_Rk - near_cosine_Rk.max(axis=1, keepdims=True)) / temperature)
     votes_RV = np.zeros((len(near_Rk), classes))
     np.add.at(votes_RV, (np.arange(len(near_Rk))[:, None], label_N[near_Rk]), weight_Rk)
     found.append(votes_RV.argmax(1))

@@ -99,6 +99,11 @@ def test_neighbours_vote_as_scikit_learns():
   weigh = lambda distances: np.exp((1 - distances) / 0.5)  # noqa: E731
   reference = KNeighborsClassifier(9, metric="cosine", weights=weigh, algorithm="brute").fit(known, labels)
   np.testing.assert_array_equal(knn.voted(known, labels, test, 4, 9, 0.5), reference.predict(test))
+  likely = (test / np.linalg.norm(test, axis=1, keepdims=True)) @ (
+    known / np.linalg.norm(known, axis=1, keepdims=True)
+  ).T
+  nearest = knn.voted(known.astype(np.float32), labels, test.astype(np.float32), 4, 9, 0.001)  # whose weights vanish
+  np.testing.assert_array_equal(nearest, labels[likely.argmax(1)])
   everyone = knn.voted(known[:3], np.array([2, 2, 1]), test, 4, 9, 100.0)
   assert set(everyone) == {2}
 
