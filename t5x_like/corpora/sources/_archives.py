@@ -8,6 +8,7 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs
 from t5x_like.files.places import place
 
+_UTF8 = 0x800  # the flag of a name
 LONGEST = 2**28  # bytes of one file: far beyond any image, and no bomb
 
 
@@ -43,6 +44,14 @@ def _opened(archive: str, changed: int | None, process: int) -> tuple[zipfile.Zi
     zipped = zipfile.ZipFile(place(archive).open("rb"))
   except (zipfile.BadZipFile, OSError, RuntimeError) as error:
     raise UserError(f"{archive}: found no zip archive ({one_line(error)}); fetch it again") from error
-  names = {info.filename: info for info in zipped.infolist() if not info.is_dir()}
+  names = {_name(info): info for info in zipped.infolist() if not info.is_dir()}
   hidden = lambda name: any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))  # noqa: E731
   return zipped, {name: names[name] for name in sorted(names) if not hidden(name)}
+
+
+def _name(info: zipfile.ZipInfo) -> str:
+  """Return the name of a file, which macOS writes in UTF-8 without saying so."""
+  try:
+    return info.filename if info.flag_bits & _UTF8 else info.filename.encode("cp437").decode()
+  except UnicodeError:
+    return info.filename

@@ -11,6 +11,7 @@ import glob
 import hashlib
 import mimetypes
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -93,7 +94,8 @@ def _by_split(inside: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _class(name: str) -> str:
-  return name.partition("/")[0]
+  """Return the class of a file, spelled alike from all systems: macOS takes accents off their letters."""
+  return unicodedata.normalize("NFC", name.partition("/")[0])
 
 
 def _check_classes(folder: str, names: Iterable[str]) -> None:

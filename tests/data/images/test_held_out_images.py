@@ -1,6 +1,8 @@
 """A split held out of a source of images, and the names of classes on disk."""
 
 import json
+import unicodedata
+import zipfile
 
 import numpy as np
 import pytest
@@ -52,3 +54,15 @@ def test_classes_are_saved_and_read_again(tmp_path):
   (tmp_path / "v" / "labels.json").write_text(json.dumps(["cat"]))
   with pytest.raises(UserError, match="is damaged"):
     vocabularies.load(str(tmp_path / "v"))
+
+
+def test_classes_have_one_name_on_disks_of_macos_in_its_archives_and_elsewhere(tmp_path):
+  picture, name = encoded(Image.new("RGB", (4, 4))), "café"
+  folders(tmp_path / "disk", {f"{unicodedata.normalize('NFD', name)}/1.png": picture, f"{name}/2.png": picture})
+  bare = name.encode()
+  with zipfile.ZipFile(tmp_path / "mac.zip", "w") as archive:
+    archive.writestr(f"{'x' * len(bare)}/1.png", picture)
+  (tmp_path / "mac.zip").write_bytes((tmp_path / "mac.zip").read_bytes().replace(b"x" * len(bare), bare))
+  for source in (f"folders:{tmp_path}/disk", f"folders:{tmp_path}/mac.zip"):
+    opened = open_source(source)
+    assert opened.classes("label") == (name,) == (*{one["label"] for _, one in opened.records("train")},)
