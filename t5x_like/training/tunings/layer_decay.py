@@ -10,7 +10,7 @@ from t5x_like.training.tunings._scaled import scaled
 
 _HEADS = {"head", "scores", "projection"}
 _INPUTS = {"embed", "inputs", "encoder_inputs", "decoder_inputs", "patches", "tokens", "position", "backbone"}
-_INPUTS |= {"first", "first_norm", "second"}  # the convolutions before the first stage
+_INPUTS |= {"registers", "first", "first_norm", "second"}  # the convolutions before the first stage
 _NORMS = {"final_norm", "norm", "decoder_norm"}
 _RUN = re.compile(
   r"(?P<tower>.*?)"
@@ -26,7 +26,7 @@ Place = tuple[int, int, int]  # in the trunk: after the convolutions, the stage,
 
 def make(*, rate: float = 0.9) -> Tuning:
   """Multiply the learning rate by `rate` for each layer below the heads, which have the schedule's. Embeddings,
-  patches, class tokens and positions have the lowest (Clark et al. 2020, appendix A: 0.9 to 0.6; He et al. 2022: 0.75).
+  patches, class tokens, registers and positions have the lowest (Clark et al. 2020, appendix A: 0.9 to 0.6; He et al. 2022: 0.75).
 
   Layers are counted through all stages of a model. A norm after the last layer has that layer's rate; the merging of
   patches before a stage has its first layer's.
