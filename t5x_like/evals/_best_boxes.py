@@ -33,7 +33,7 @@ def _by_class(truth, detections: list[tuple], classes: int) -> Iterator[tuple[fl
     objects, likeliest = [], []
     for n, corners_Q4, class_Q, score_Q in detections:
       own = truth.of(n)
-      boxes_K4 = truth.boxes[own][(truth.labels[own] == label) & ~truth.crowds[own]].astype(np.float64)
+      boxes_K4 = truth.boxes[own][(truth.labels[own] == label) & truth.learned[own]].astype(np.float64)
       if len(boxes_K4):
         score_Q = np.where(class_Q == label, score_Q, -1.0)
         at = int(score_Q.argmax()) if score_Q.max(initial=-1.0) >= 0 else None

@@ -99,13 +99,24 @@ def average_precision(
   from pycocotools.coco import COCO
   from pycocotools.cocoeval import COCOeval
 
+  class Judge(COCOeval):
+    """COCO's rules, with crowds that are difficult objects: a part of one does not lie in it."""
+
+    def computeIoU(self, *place):  # noqa: N802 (pycocotools')
+      own = [thing for thing in self._gts[place] if thing["difficult"]]
+      for thing in own:
+        thing["iscrowd"] = 0
+      found = super().computeIoU(*place)
+      for thing in own:
+        thing["iscrowd"] = 1
+      return found
+
   annotations, results = [], []
   for n, corners_Q4, class_Q, score_Q in detections:
     own, size_4 = truth.of(n), np.tile(truth.pixels[n], 2).astype(np.float64)
-    for box, label, area, crowd in zip(
-      truth.boxes[own] * size_4, truth.labels[own], truth.areas[own], truth.crowds[own]
-    ):
-      about = {"id": len(annotations) + 1, "area": float(area), "iscrowd": int(crowd)}
+    of_each = (truth.boxes[own] * size_4, truth.labels[own], truth.areas[own], truth.learned[own], truth.difficult[own])
+    for box, label, area, learned, difficult in zip(*of_each, strict=True):
+      about = {"id": len(annotations) + 1, "area": float(area), "iscrowd": int(not learned), "difficult": difficult}
       annotations.append(about | {"image_id": n, "category_id": int(label), "bbox": _sides(box)})
     results += [
       {"image_id": n, "category_id": int(label), "bbox": _sides(box), "score": float(score)}
@@ -121,7 +132,7 @@ def average_precision(
   }
   with contextlib.redirect_stdout(io.StringIO()):
     known.createIndex()
-    judge = COCOeval(known, known.loadRes(results), "bbox")
+    judge = Judge(known, known.loadRes(results), "bbox")
     judge.params.maxDets = [1, 10, at_most]
     judge.evaluate()
     judge.accumulate()

@@ -33,7 +33,7 @@ def scenes(generator, N=12):
   sizes = np.repeat(pixels, counts, axis=0)
   areas = (np.prod(boxes[:, 2:] - boxes[:, :2], 1) * sizes.prod(1)).astype(np.float32)
   labels, crowds = generator.integers(0, 3, K).astype(np.int32), generator.random(K) < 0.1
-  truth = Boxes(np.cumsum(counts), pixels, boxes, labels, areas, crowds, {})
+  truth = Boxes(np.cumsum(counts), pixels, boxes, labels, areas, crowds, np.zeros(K, bool), {})
   found = []
   for n in range(N):
     own = truth.of(n)
@@ -92,7 +92,8 @@ def test_a_class_by_itself_has_the_precision_of_its_own_objects_alone():
   for number, name in enumerate(CLASSES):
     own = truth.labels == number
     ends = np.cumsum(own)[truth.ends - 1] * (truth.ends > 0)
-    alone = Boxes(ends, truth.pixels, truth.boxes[own], truth.labels[own], truth.areas[own], truth.crowds[own], {})
+    of_class = (truth.boxes[own], truth.labels[own], truth.areas[own], truth.crowds[own], truth.difficult[own])
+    alone = Boxes(ends, truth.pixels, *of_class, {})
     of_class = [(n, boxes[c == number], c[c == number], s[c == number]) for n, boxes, c, s in found]
     each.append(detection.average_precision(alone, of_class, CLASSES)["AP"])
     assert ours[f"AP_of_{name}"] == pytest.approx(each[-1])
@@ -139,9 +140,8 @@ def test_no_box_that_stays_where_it_is_beats_the_constant_box_and_boxes_that_see
 
 def test_the_likeliest_box_is_of_its_class_and_near_one_object():
   boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0], [0.0, 0.5, 0.5, 1.0]], np.float32)
-  truth = Boxes(
-    np.array([2, 3]), np.array([[40, 80], [10, 10]]), boxes, np.array([0, 0, 1]), boxes[:, 0], np.zeros(3, bool), {}
-  )
+  none, sizes = np.zeros(3, bool), np.array([[40, 80], [10, 10]])
+  truth = Boxes(np.array([2, 3]), sizes, boxes, np.array([0, 0, 1]), boxes[:, 0], none, none, {})
   first = (0, np.array([[20.0, 40, 40, 80], [0, 0, 40, 40]]), np.array([0, 0]), np.array([0.4, 0.3]))
   other = (1, np.array([[0.0, 5, 5, 10], [0, 5, 10, 10]]), np.array([0, 1]), np.array([0.9, 0.1]))
   # Class 0: exact, though another is half as near. Class 1: its own box, twice the object, not the likelier one.
@@ -149,6 +149,23 @@ def test_the_likeliest_box_is_of_its_class_and_near_one_object():
   none = [(n, np.zeros((0, 4)), np.zeros(0, int), np.zeros(0)) for n in range(2)]
   assert _best_boxes.overlaps(truth, none, CLASSES) == {"IoU_best": 0.0, "IoU_constant": pytest.approx(100)}
   assert not _best_boxes.overlaps(truth, [], CLASSES)
+
+
+def test_a_part_of_a_difficult_object_is_a_mistake_and_the_whole_of_it_is_neither_right_nor_wrong():
+  boxes = np.array([[0.0, 0.0, 0.2, 0.2], [0.3, 0.3, 1.0, 1.0]], np.float32)
+  areas, none, second = np.array([400.0, 4900.0]), np.zeros(2, bool), np.array([False, True])
+  truth = Boxes(np.array([2]), np.array([[100, 100]]), boxes, np.zeros(2, np.int32), areas, none, second, {})
+
+  def found(*more, truth=truth):
+    corners = np.array([*more, [0, 0, 20, 20]], np.float64)
+    detections = [(0, corners, np.zeros(len(corners), int), np.linspace(0.9, 0.5, len(corners)))]
+    return detection.average_precision(truth, detections, CLASSES)["AP50"]
+
+  whole, part = [30, 30, 100, 99], [40, 40, 70, 70]
+  assert found(whole, whole) == pytest.approx(100) and found(part) == pytest.approx(50)
+  group = dataclasses.replace(truth, crowds=second, difficult=none)
+  assert found(part, truth=group) == pytest.approx(100)
+  assert truth.slots(1)[1].tolist() == [[0]] == group.slots(1)[1].tolist()
 
 
 def test_what_is_exact_is_perfect_and_what_is_not_there_is_nothing():

@@ -3,7 +3,7 @@
 A classifier of the objects is the backbone of a detector that has no published one. An object gives the square around
 it, half as large again as its longer side, or SIDE pixels wide: all objects at one scale, with what surrounds them. It
 is moved to lie inside the image, and no larger than that. SOURCE is `voc:`, `coco:`, `boxes:`, `tfds:` or
-`digit_scenes`; crowds are left out, and boxes without area. `image` is a JPEG of quality 95.
+`digit_scenes`; crowds, difficult objects and boxes without area are left out. `image` is a JPEG of quality 95.
 """
 
 import io
@@ -32,7 +32,7 @@ class Source(Derived):
     if not inner or side and not int(side):
       raise UserError(f"source objects:{rest}: expected objects:SOURCE or objects:SIDE@SOURCE, such as objects:voc:DIR")
     self._side, self._inner = side and int(side), open_source(inner, fields=_FIELDS, data_dir=data_dir)
-    self._own = {"form": "objects.v1", "side": self._side}
+    self._own = {"form": "objects.v2", "side": self._side}
     self.name, self.splits = f"{self._inner.name}_objects", self._inner.splits
 
   def classes(self, field: str) -> tuple[str, ...]:
@@ -48,8 +48,9 @@ class Source(Derived):
     size_4 = np.tile([image.height, image.width], 2)
     boxes_K4 = np.asarray(objects["bbox"], np.float64).reshape(-1, 4) / (size_4 if record.get("pixels") else 1)
     boxes_K4, real_K, _ = boxes.inside(boxes_K4)
-    crowds_K = np.asarray(objects.get("is_crowd", np.zeros(len(real_K))), bool)
-    rows = zip(boxes_K4 * size_4, objects["label"], real_K & ~crowds_K, strict=True)
+    for mark in ("is_crowd", "is_difficult"):
+      real_K &= ~np.asarray(objects.get(mark, np.zeros(len(real_K))), bool)
+    rows = zip(boxes_K4 * size_4, objects["label"], real_K, strict=True)
     for n, (box_4, label) in enumerate((box_4, label) for box_4, label, real in rows if real):
       yield f"{where}, object {n}", {"image": self._square(image, box_4), "label": str(label)}
 

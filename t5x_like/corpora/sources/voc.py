@@ -3,8 +3,8 @@
 DIR holds Annotations/*.xml and JPEGImages, or images. ImageSets/Main/*.txt list its splits, with `val` renamed to
 `validation`; without lists, everything is `train`. A PART is such a list, or a directory to take whole. The names of
 the folders may have other letter cases. `objects` are as in TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as
-shares of the image), `label`, `area` in pixels, `is_crowd`. Objects marked difficult are crowds: VOC neither asks for
-nor punishes their detection.
+shares of the image), `label`, `area` in pixels, `is_difficult`: VOC neither asks for nor punishes the detection of such
+an object.
 """
 
 import functools
@@ -115,13 +115,13 @@ def _parsed(path: str, changed: int | None) -> Record:
     height, width = (int(root.findtext(f"size/{side}") or 0) for side in ("height", "width"))
     known = height and width
     y, x = (height, width) if known else (1, 1)
-    found = {"bbox": [], "label": [], "area": [], "is_crowd": []}
+    found = {"bbox": [], "label": [], "area": [], "is_difficult": []}
     for thing in root.iter("object"):
       y0, x0, y1, x1 = (float(thing.findtext(f"bndbox/{side}")) for side in ("ymin", "xmin", "ymax", "xmax"))
       found["bbox"].append([y0 / y, x0 / x, y1 / y, x1 / x])
       found["label"].append(thing.findtext("name").strip())
       found["area"].append(max(y1 - y0, 0.0) * max(x1 - x0, 0.0))
-      found["is_crowd"].append((thing.findtext("difficult") or "0").strip() == "1")
+      found["is_difficult"].append((thing.findtext("difficult") or "0").strip() == "1")
   except (ElementTree.ParseError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(
       f"{path}: cannot be read ({one_line(error)}), expected VOC's XML: size, and objects with name and bndbox"

@@ -15,6 +15,7 @@ from t5x_like.errors import UserError
 
 EMPTY, OUTSIDE, CUT = "boxes without area", "boxes outside of their image", "boxes cut off at the border"
 _LESS = (EMPTY, OUTSIDE, CUT)
+_MARKS = ("crowd", "difficult")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Boxes:
     labels: int32 [K].
     areas: float32 [K], in pixels.
     crowds: bool [K]: groups of objects; they are not learned, and detecting one counts as neither right nor wrong.
+    difficult: bool [K]: single objects of which the same is true.
     left_out: number of boxes left out or cut, by reason.
   """
 
@@ -37,18 +39,24 @@ class Boxes:
   labels: np.ndarray
   areas: np.ndarray
   crowds: np.ndarray
+  difficult: np.ndarray
   left_out: dict[str, int]
 
   def of(self, n: int) -> slice:
     """Return the slice of image n's boxes."""
     return slice(int(self.ends[n - 1]) if n else 0, int(self.ends[n]))
 
+  @property
+  def learned(self) -> np.ndarray:
+    """Return whether boxes are learned and asked for, bool [K]."""
+    return ~(self.crowds | self.difficult)
+
   def slots(self, number: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the learned boxes, float32 [N, M, 4], and their labels, int32 [N, M]; -1 is padding.
 
     M is the most boxes that an image has; raise UserError if that is more than `number`.
     """
-    image_K = np.searchsorted(self.ends, np.arange(len(self.labels)), side="right")[~self.crowds]
+    image_K = np.searchsorted(self.ends, np.arange(len(self.labels)), side="right")[self.learned]
     first_N = np.searchsorted(image_K, np.arange(len(self.ends)))
     place_K = np.arange(len(image_K)) - first_N[image_K]
     most = int(place_K.max(initial=-1)) + 1
@@ -59,7 +67,7 @@ class Boxes:
         f" --config.model.queries to no less"
       )
     boxes_NM4, labels_NM = np.zeros((len(self.ends), most, 4), np.float32), np.full((len(self.ends), most), -1)
-    boxes_NM4[image_K, place_K], labels_NM[image_K, place_K] = self.boxes[~self.crowds], self.labels[~self.crowds]
+    boxes_NM4[image_K, place_K], labels_NM[image_K, place_K] = self.boxes[self.learned], self.labels[self.learned]
     return boxes_NM4, labels_NM.astype(np.int32)
 
 
@@ -67,12 +75,13 @@ def notes(source: Source, field: str, image_field: str, classes: tuple[str, ...]
   """Return (a store's notes of boxes, the names of the classes).
 
   Args:
-    field: a dictionary of lists, as in TensorFlow datasets: `bbox`, `label` and, if present, `area`, `is_crowd`.
+    field: a dictionary of lists, as in TensorFlow datasets: `bbox`, `label` and, if present, `area`, `is_crowd`,
+      `is_difficult`.
     classes: the names of the classes; if empty, the source's.
   """
   classes = classes or source.classes(f"{field}.label")
   numbers = numbered(classes, "classes")
-  facts = {"boxes": "v1", "field": field, "classes": list(classes)}
+  facts = {"boxes": "v2", "field": field, "classes": list(classes)}
   return Notes((field,), facts, _reader(field, image_field, numbers)), tuple(classes)
 
 
@@ -97,12 +106,16 @@ def _reader(field: str, image_field: str, numbers: dict[str, int]) -> Callable[[
       boxes_K4 = boxes_K4 / [height, width, height, width]
     boxes_K4, keep_K, counts = inside(boxes_K4)
     own_K = np.prod(boxes_K4[:, 2:] - boxes_K4[:, :2], axis=1) * height * width
+    marked = {
+      key: np.asarray(objects.get(f"is_{key}", np.zeros(len(names))), bool).reshape(-1)[keep_K] for key in _MARKS
+    }
     areas_K = np.asarray(objects.get("area", own_K), np.float64).reshape(-1)
     return {
       "boxes": boxes_K4[keep_K].astype(np.float32),
       "box_labels": labels_K[keep_K],
       "areas": np.where(areas_K > 0, areas_K, own_K)[keep_K].astype(np.float32),
-      "crowds": np.asarray(objects.get("is_crowd", np.zeros(len(names))), bool).reshape(-1)[keep_K],
+      "crowds": marked["crowd"],
+      "difficult": marked["difficult"],
       "pixels": np.array([[height, width]], np.int32),
       "left_out": np.array([[counts[reason] for reason in _LESS]], np.int32),
     }
@@ -116,7 +129,8 @@ def of_store(store: ImageStore) -> Boxes:
   if less:
     print(f"data: {store.path}: " + ", ".join(f"{n:,} {reason}" for reason, n in less.items()), flush=True)
   ends = np.cumsum(store.notes["boxes"][1])
-  return Boxes(ends, held["pixels"], held["boxes"], held["box_labels"], held["areas"], held["crowds"], less)
+  names = ("pixels", "boxes", "box_labels", "areas", "crowds", "difficult")
+  return Boxes(ends, *(held[name] for name in names), less)
 
 
 def inside(boxes_K4: np.ndarray) -> tuple[np.ndarray, np.ndarray, Counter]:

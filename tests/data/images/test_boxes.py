@@ -223,7 +223,7 @@ def test_voc_in_any_letter_case_and_difficult_objects_are_neither_asked_for_nor_
   (tmp_path / "voc" / "jpegimages" / "b.png").rename(tmp_path / "voc" / "Images" / "b.png")
   for source, split in ((f"voc:{tmp_path}/voc", "validation"), (f"voc:test={tmp_path}/voc", "test")):
     made = built(source, tmp_path, split=split)
-    assert made.num_examples == 2 and made.boxes.crowds.tolist() == [True, False, False, False]
+    assert made.num_examples == 2 and made.boxes.difficult.tolist() == [True, False, False, False]
   assert (built(source, tmp_path, split="test").boxes.slots(9)[1] >= 0).sum(1).tolist() == [1, 2]
 
 
