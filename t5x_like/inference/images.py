@@ -125,11 +125,11 @@ class ImageClassification(_OfImages):
     task = described.arguments(task)
     self.top_k = _most(flags, "classifies images", "classes", 5)
     self._sides, self.channels = sides(variant.resolution), variant.channels
-    self._way = task["crop"], task["fit"], task["mean"]
+    self._way = {name: task[name] for name in ("crop", "fit", "mean", "method")}
     self._normalised = _normalisation(task)
 
   def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
-    return {"image": self._normalised(pictures.at_resolution(image_YXC, self._sides, *self._way))}
+    return {"image": self._normalised(pictures.at_resolution(image_YXC, self._sides, **self._way))}
 
   def probabilities(self, model, batch: dict[str, jax.Array]) -> jax.Array:
     """Return the probability of each class, float32 [B, V]."""

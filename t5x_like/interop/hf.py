@@ -87,10 +87,11 @@ def read(model: nnx.Module, rules=None) -> dict[str, jax.Array]:
   return arrays
 
 
-def abstract(path: str, *, dtype: str = "float32", layers: str = "scan") -> nnx.Module:
-  """Return the abstract model of a directory, without reading its weights; see `load`."""
+def abstract(path: str, *, dtype: str = "float32", layers: str = "scan", **changes) -> nnx.Module:
+  """Return the abstract model of a directory, with `changes` of its variant, without its weights; see `load`."""
   directory = fetched(str(path))
   text, files, model_class, arguments = _read(directory)
+  arguments |= {"variant": dataclasses.replace(arguments["variant"], **changes)}
 
   def make(key):
     return model_class(nnx.Rngs(params=key), dtype=dtype, layers=layers, **arguments)

@@ -1,6 +1,7 @@
 """Published models where a run's would serve: a Hugging Face directory with its tokenizer, or a name of the Hub."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 from typing import Any
@@ -15,6 +16,7 @@ from t5x_like.files import checked_json
 from t5x_like.files.places import place
 from t5x_like.interop import field_kinds, generation_settings, hf, hub, published_images
 from t5x_like.interop.files import read_text
+from t5x_like.nn import params
 from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.parallel.rules import Rules
 
@@ -32,17 +34,24 @@ class Published:
       machine, `ends` has the ids that end a text, and `forced` the id that an answer begins with and that it ends with
       where it is cut off, each or None. `generation` has its settings by the names of `predict`'s options, and
       `banned` the sequences of ids that no text has. Features are those of pretraining, as long as the model reads.
-    model: abstract, its layers one by one on CPU.
+    model: abstract, its layers one by one on CPU; of images, for those that the directory's processor makes.
     vocabulary: its tokenizer, or the names of its classes.
   """
 
   identity: dict[str, Any]
   model: nnx.Module
   vocabulary: vocabularies.Vocabulary
+  held: nnx.Module | None = None  # the abstract model of the weights, if it is for images of another size
 
   def arrays(self, rules: Rules) -> dict[str, jax.Array]:
     """Return the parameters by name, float32, on the mesh of `rules`; raise as `hf.load`."""
-    return hf.read(self.model, rules)
+    if self.held is None:
+      return hf.read(self.model, rules)
+    found, shapes = hf.read(self.held, rules), params.arrays(self.model)
+    for name in (name for name, array in found.items() if array.shape != shapes[name].shape):  # positions
+      module, other = (functools.reduce(getattr, name.split("/")[:-1], model) for model in (self.model, self.held))
+      found[name] = jax.device_put(module.resized(found[name], other), found[name].sharding)
+    return found
 
 
 def find(path: str, flag: str) -> Published | None:
@@ -57,9 +66,10 @@ def find(path: str, flag: str) -> Published | None:
   directory = hub.directory(path, flag)
   if not (place(directory) / "config.json").is_file():
     return None
-  model = hf.abstract(directory, layers="loop" if jax.default_backend() == "cpu" else "scan")
+  layers = "loop" if jax.default_backend() == "cpu" else "scan"
+  model = hf.abstract(directory, layers=layers)
   if "image" in model.NEEDS:
-    return _of_images(path, directory, model, flag)
+    return _of_images(path, directory, model, flag, layers)
   if not vocabularies.has_tokenizer(place(directory)):
     raise UserError(
       f"{flag}: found no tokenizer beside the model in {path}, expected tokenizer.json or its like; copy it there"
@@ -109,18 +119,22 @@ def _generated(values: dict[str, Any], directory: pathlib.Path, size: int, both:
   }
 
 
-def _of_images(path: str, directory: str, model, flag: str) -> Published:
+def _of_images(path: str, directory: str, model, flag: str, layers: str) -> Published:
   if flag.startswith("config.teacher") or "text_input_tokens" in model.NEEDS:
     raise UserError(
       f"{flag}: {path} is a published model of images, whose classes are numbered as its training says; make a workdir"
       " of it with python -m tools.convert_hf and a recipe of its family"
     )
   variant, values = model.variant, json.loads(model.origin.config)
-  head = getattr(variant, "head", None)
+  head, detects = getattr(variant, "head", None), hasattr(variant, "queries")
   labels = head.get("labels", 0) if isinstance(head, dict) else getattr(variant, "labels", 0)
   vocabulary = published_images.classes(values, labels)
   task = published_images.task_of(variant, values, directory, flag)
   described = published_images.features_of(variant, task)
+  held, side = None, task.get("resolution")
+  if not detects and side != variant.resolution and not flag.startswith("config.init"):
+    held, model = model, hf.abstract(directory, layers=layers, resolution=side)
+    variant = model.variant
   own = {"head": head} if head else {"labels": variant.labels, "queries": variant.queries}
   identity = {
     "model": published_images.open_head({"name": _name(type(model)), "variant": _plain(variant)} | own),
@@ -131,7 +145,7 @@ def _of_images(path: str, directory: str, model, flag: str) -> Published:
     "directory": directory,
     "ends": [],
   }
-  return Published(identity, model, vocabulary)
+  return Published(identity, model, vocabulary, held)
 
 
 def _features(model, values: dict[str, Any], vocabulary) -> features.Features:

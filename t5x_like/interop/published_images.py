@@ -6,16 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like.data import features
-from t5x_like.data.images import described
+from t5x_like.data.images import described, pictures
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.places import place
-from t5x_like.resolution import sides
+from t5x_like.resolution import Resolution, given, sides
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 FILE = "preprocessor_config.json"
-_BILINEAR, _BICUBIC = 2, 3  # Pillow's
+_METHODS = ("nearest", "lanczos", "bilinear", "bicubic")  # by Pillow's number
 _SHORTEST = ("Bit", "CLIP", "ConvNext")  # processors whose size, if it is one number, is the shorter side's
+_CUTTING = ("Bit", "CLIP", "DeiT")  # processors that cut out the middle unless the file says otherwise
+_USUAL = {  # by model type, the processor of a file that names none, and its size
+  **dict.fromkeys(("vit", "vit_mae", "swin", "swinv2"), ("ViT", 224)),
+  **dict.fromkeys(("convnext", "resnet"), ("ConvNext", 384)),
+  **dict.fromkeys(("dinov2", "dinov2_with_registers"), ("Bit", 224)),
+  "deit": ("DeiT", 256),
+}
+_ANY_SIDE = ("convnext", "resnet", "dinov2", "dinov2_with_registers")  # the library gives them images as the file says
 
 
 def classes(values: dict[str, Any], labels: int) -> LabelVocabulary:
@@ -42,7 +50,7 @@ def task_of(variant, values: dict[str, Any], directory: str, flag: str) -> dict[
   if path.is_file():
     found = checked_json.parsed(path.read_bytes(), dict, str(path), "a processor of images; copy it again")
   found = found if isinstance(found, dict) else {}
-  mean, std = (_channels(found.get(key) or found.get(f"image_{key}"), variant.channels) for key in ("mean", "std"))
+  mean, std = _normalisation(found, variant.channels)
   detects, side = hasattr(variant, "queries"), getattr(variant, "resolution", 0)
   if not mean or not std or min(std) <= 0:
     if not flag.startswith("config.init"):
@@ -52,8 +60,9 @@ def task_of(variant, values: dict[str, Any], directory: str, flag: str) -> dict[
       )
     return {"name": "object_detection" if detects else "image_classification"}
   pixels = {"mean": mean, "std": std, "channels": variant.channels}
-  kind = str(found.get("image_processor_type") or found.get("feature_extractor_type") or "")
-  size = found.get("size")
+  usual = _USUAL.get(values.get("model_type"), ("", None))
+  kind = str(found.get("image_processor_type") or found.get("feature_extractor_type") or usual[0])
+  size = found.get("size") or usual[1]
   if isinstance(size, int):  # of older files
     shortest = {"shortest_edge": size, "longest_edge": found.get("max_size")}
     size = shortest if detects or kind.startswith(_SHORTEST) else {"height": size, "width": size}
@@ -62,13 +71,21 @@ def task_of(variant, values: dict[str, Any], directory: str, flag: str) -> dict[
   if detects:
     sides_2 = edges.get("shortest_edge", 800), edges.get("longest_edge", 1333)
     return {"name": "object_detection", "shortest": sides_2[0], "resolution": sides_2[1]} | pixels
-  convnext, edge = kind.startswith("ConvNext"), edges.get("shortest_edge", edges.get("height"))
-  squeezed = found.get("crop_mode") == "squash" or "height" in edges and not found.get("do_center_crop")
-  if squeezed or convnext and edge and edge >= 384:
-    return {"name": "image_classification", "resolution": side, "fit": "squeezed"} | pixels
-  share = found.get("crop_pct") or (0.875 if convnext else min(sides(side)) / edge if edge else 1.0)
-  crop = float(share) if isinstance(share, int | float) and 0 < share <= 1 else 1.0
-  return {"name": "image_classification", "resolution": side, "crop": crop} | pixels
+  convnext, edge = kind.startswith("ConvNext"), edges.get("shortest_edge", edges.get("height", 0))
+  cuts = found.get("do_center_crop", kind.startswith(_CUTTING))
+  if values.get("model_type") in _ANY_SIDE:
+    side = (_resolution(found.get("crop_size", 224)) if cuts else edge) or side
+  squeezed = found.get("crop_mode") == "squash" or "height" in edges or convnext and edge >= 384
+  whole = least = min(sides(side))
+  if not edges or convnext and not squeezed:
+    share = found.get("crop_pct", 0.875)
+    whole = int(least / share) if isinstance(share, int | float) and 0 < share <= 1 else least
+  elif cuts or not squeezed:
+    whole = max(least, edge)
+  way = {"crop": least / whole} if whole > least or not squeezed else {}
+  way |= {"fit": "squeezed_cut" if way else "squeezed"} if squeezed else {}
+  method = _method(found, kind, "" if flag.startswith("config.init") else f"{flag}: {path}")
+  return {"name": "image_classification", "resolution": side, "method": method} | way | pixels
 
 
 def processor(task: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -90,15 +107,20 @@ def processor(task: Mapping[str, Any]) -> dict[str, Any] | None:
   }
   if "shortest" in task:
     size = {"shortest_edge": task["shortest"], "longest_edge": resolution}
-    return made | {"image_processor_type": "DetrImageProcessor", "size": size, "resample": _BILINEAR, "do_pad": True}
+    bilinear = _METHODS.index("bilinear")
+    return made | {"image_processor_type": "DetrImageProcessor", "size": size, "resample": bilinear, "do_pad": True}
   (y, x), fit = sides(resolution), task["fit"]
-  made |= {"resample": _BICUBIC}
+  made |= {"resample": _METHODS.index(task["method"])}
   if fit == "squeezed":
     return made | {"image_processor_type": "ViTImageProcessor", "size": {"height": y, "width": x}}
+  cut = {"do_center_crop": True, "crop_size": {"height": y, "width": x}}
+  whole_2 = [round(side / task["crop"]) for side in (y, x)]
+  if fit == "squeezed_cut":
+    size = dict(zip(("height", "width"), whole_2, strict=True))
+    return made | {"image_processor_type": "DeiTImageProcessor", "size": size} | cut
   if fit != "cut" or y != x:
     return None
-  cut = {"do_center_crop": True, "crop_size": {"height": y, "width": x}}
-  shortest = {"shortest_edge": round(y / task["crop"])}
+  shortest = {"shortest_edge": whole_2[0]}
   return made | {"image_processor_type": "BitImageProcessor", "size": shortest} | cut
 
 
@@ -107,16 +129,19 @@ def pretrained(task: Mapping[str, Any]) -> dict[str, Any]:
   if not (made := processor(task)):
     return {}
   task = described.arguments(task)
-  way = {"crop_pct": task["crop"], "crop_mode": "center"} if task["fit"] == "cut" else {"crop_mode": "squash"}
-  pixels = {"mean": made["image_mean"], "std": made["image_std"], "interpolation": "bicubic"}
-  return pixels | {"crop_pct": 1.0} | way
+  least, crop, squeezed = min(sides(task["resolution"])), task["crop"], task["fit"].startswith("squeezed")
+  whole = round(least / crop)
+  crop = crop if int(least / crop) == whole else least / (whole + 0.5)  # timm rounds down
+  pixels = {"mean": made["image_mean"], "std": made["image_std"], "interpolation": task["method"]}
+  way = {"crop_pct": 1.0 if task["fit"] == "squeezed" else crop, "crop_mode": "squash" if squeezed else "center"}
+  return pixels | way
 
 
 def features_of(variant, task: dict[str, Any]) -> features.Features:
   """Return the features of its training."""
   if hasattr(variant, "queries"):
     return features.of({"name": "object_detection", "boxes": variant.queries} | task)
-  return described.images(variant.resolution, variant.channels)
+  return described.images(task.get("resolution", variant.resolution), variant.channels)
 
 
 def open_head(model: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +152,36 @@ def open_head(model: dict[str, Any]) -> dict[str, Any]:
   return model | {"variant": variant}
 
 
+def _normalisation(found: Mapping[str, Any], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  """Return mean and deviation of pixels in 0 to 1 that do what a file says, none where it does not say it."""
+  mean, std = (found.get(key) or found.get(f"image_{key}") for key in ("mean", "std"))
+  if found.get("do_normalize") is False:
+    mean, std = 0.0, 1.0
+  factor = found.get("rescale_factor", 1 / 255) if found.get("do_rescale", True) else 1.0
+  whole = round(255 * factor, 9) if isinstance(factor, int | float) and factor > 0 else 1.0  # what 255 becomes
+  return tuple(tuple(x / whole for x in _channels(each, channels)) for each in (mean, std))
+
+
+def _method(found: Mapping[str, Any], kind: str, where: str) -> pictures.Method:
+  """Return the interpolation of a file, "bicubic" where nobody asks; raise UserError for one that is not here."""
+  named = found.get("resample", found.get("interpolation"))
+  if named is None:
+    named = "bilinear" if kind.startswith("ViT") else "bicubic"
+  name = _METHODS[named] if isinstance(named, int) and 0 <= named < len(_METHODS) else named
+  if name not in _METHODS and where:
+    raise UserError(f"{where}: found resample {named!r}, expected {', '.join(_METHODS)}, or their numbers 0 to 3")
+  return name if name in _METHODS else "bicubic"
+
+
+def _resolution(found: Any) -> Resolution | None:
+  """Return the height and width that a field gives, a number or a dictionary; None for anything else."""
+  named = found if isinstance(found, dict) else {"height": found, "width": found}
+  y, x = named.get("height"), named.get("width")
+  return given(y, x) if all(isinstance(n, int) and 0 < n < 2**15 for n in (y, x)) else None
+
+
 def _channels(found: Any, channels: int) -> tuple[float, ...]:
   """Return the numbers of the channels, none for anything else."""
+  found = [found] if isinstance(found, int | float) else found
   numbers = isinstance(found, list | tuple) and all(isinstance(x, int | float) and math.isfinite(x) for x in found)
   return tuple(map(float, found)) if numbers and len(found) in (1, channels) else ()

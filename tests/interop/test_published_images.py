@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from t5x_like.data.images import described
+from t5x_like.errors import UserError
 from t5x_like.inference.image_texts import TextChoice
 from t5x_like.interop import published_images
 
@@ -43,7 +44,18 @@ def test_what_is_written_is_read_back(task, expected, tmp_path):
   "kind, own, expected",
   [  # as published files have them
     ("ViTFeatureExtractor", {"size": 224}, {"fit": "squeezed"}),
-    ("DeiTFeatureExtractor", {"size": 256, "do_center_crop": True, "crop_size": 224}, {"crop": 0.875}),
+    (
+      "DeiTFeatureExtractor",
+      {"size": 256, "do_center_crop": True, "crop_size": 224},
+      {"crop": 0.875, "fit": "squeezed_cut"},
+    ),
+    ("ViTImageProcessor", {"size": 224, "do_normalize": False}, {"mean": (0.0,), "std": (1.0,)}),
+    (
+      "ViTImageProcessor",
+      {"size": 224, "do_rescale": False, "image_mean": [51.0] * 3, "image_std": [25.5] * 3},
+      {"mean": (0.2,) * 3, "std": (0.1,) * 3, "method": "bilinear"},
+    ),
+    ("ViTImageProcessor", {"size": 224, "resample": 3, "rescale_factor": 2 / 255}, {"mean": (0.25,) * 3}),
     ("ConvNextFeatureExtractor", {"size": 224, "crop_pct": 0.875}, {"crop": 0.875}),
     ("ConvNextImageProcessor", {"size": {"shortest_edge": 224}}, {"crop": 0.875}),
     ("ConvNextImageProcessor", {"size": {"shortest_edge": 384}, "crop_pct": 0.875}, {"fit": "squeezed"}),
@@ -58,7 +70,9 @@ def test_older_files_and_each_processor_are_followed(kind, own, expected, tmp_pa
     SimpleNamespace(channels=3, resolution=224) if "Detr" not in kind else SimpleNamespace(channels=3, queries=5)
   )
   found = published_images.task_of(variant, {}, str(tmp_path), "--workdir")
-  assert found | expected == found and ("crop" in found) + ("fit" in found) + ("shortest" in found) == 1
+  assert found | expected == found
+  if "Detr" not in kind:
+    assert found["method"] == ("bilinear" if kind.startswith("ViT") and "resample" not in own else "bicubic")
 
 
 def test_images_that_the_library_prepares_otherwise_have_no_file():
@@ -74,4 +88,31 @@ def test_predictions_have_the_defaults_of_the_task_of_training():
   reader = SimpleNamespace()
   TextChoice.read_options(reader, SimpleNamespace(resolution=8, channels=3), {"name": "image_text"}, {})
   usual = described.arguments({"name": "image_text"})
-  assert reader._way == (1.0, "cut", usual["mean"]) and usual["mean"][0] == 0.48145466
+  assert reader._way == {name: usual[name] for name in ("crop", "fit", "mean", "method")}
+  assert (usual["crop"], usual["mean"][0]) == (1.0, 0.48145466)
+
+
+def test_images_have_the_size_of_the_processor_where_the_model_takes_any_and_its_interpolation(tmp_path):
+  content = {"image_mean": 0.5, "image_std": 0.5, "size": {"shortest_edge": 256}, "resample": 4}
+  path, variant = tmp_path / published_images.FILE, SimpleNamespace(channels=3, resolution=518)
+  path.write_text(json.dumps(content | {"crop_size": {"height": 224, "width": 224}}))
+  with pytest.raises(UserError, match="found resample 4, expected nearest, lanczos, bilinear, bicubic"):
+    published_images.task_of(variant, {"model_type": "dinov2"}, str(tmp_path), "--workdir")
+  path.write_text(json.dumps(content | {"resample": 1}))
+  found = published_images.task_of(variant, {"model_type": "dinov2"}, str(tmp_path), "--workdir")
+  assert found | {"resolution": 224, "crop": 0.875, "method": "lanczos", "mean": (0.5,)} == found
+
+
+def test_timms_share_is_of_a_whole_number_of_pixels_rounded_down_both_ways(tmp_path):
+  about = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear"}
+  variant = SimpleNamespace(channels=3, resolution=224)
+  for way, expected in (
+    ({"crop_pct": 0.9, "crop_mode": "center"}, {"crop": 224 / 248}),
+    ({"crop_pct": 0.95, "crop_mode": "squash"}, {"crop": 224 / 235, "fit": "squeezed_cut"}),
+    ({"crop_pct": 1.0, "crop_mode": "squash"}, {"fit": "squeezed"}),
+  ):
+    found = published_images.task_of(variant, {"pretrained_cfg": about | way}, str(tmp_path), "--workdir")
+    assert found | expected | {"method": "bilinear"} == found
+    back = published_images.pretrained(found)
+    assert int(224 / back["crop_pct"]) == round(224 / found.get("crop", 1.0)) and back | about == back
+    assert back["crop_mode"] == way["crop_mode"]

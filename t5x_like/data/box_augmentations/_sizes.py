@@ -9,16 +9,20 @@ from t5x_like.data.quiet_tensorflow import tf
 
 def resized(image_YXC: tf.Tensor, shortest: tf.Tensor, longest: int) -> tf.Tensor:
   """Resize the shorter side to `shortest` pixels, or less so that the longer side is at most `longest`."""
-  shape = tf.shape(image_YXC)[:2]
-  sides = tf.cast(shape, tf.float32)
+  sides = tf.cast(tf.shape(image_YXC)[:2], tf.float64)
   low, high = tf.reduce_min(sides), tf.reduce_max(sides)
-  scale = tf.minimum(tf.cast(shortest, tf.float32) / low, float(longest) / high)
-  return scaled(image_YXC, scale)
+  wanted = tf.minimum(tf.cast(shortest, tf.float64), tf.cast(longest, tf.float64) * low / high)
+  short, long = tf.round(wanted), tf.floor(wanted * high / low)  # as in DETR's code
+  long = tf.minimum(tf.where(short == low, high, long), tf.cast(longest, tf.float64))
+  return _of_size(image_YXC, tf.where(sides == low, short, long))
 
 
 def scaled(image_YXC: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-  shape = tf.shape(image_YXC)[:2]
-  size = tf.maximum(tf.cast(tf.round(tf.cast(shape, tf.float32) * scale), tf.int32), 1)
+  return _of_size(image_YXC, tf.round(tf.cast(tf.shape(image_YXC)[:2], tf.float32) * scale))
+
+
+def _of_size(image_YXC: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+  shape, size = tf.shape(image_YXC)[:2], tf.maximum(tf.cast(size, tf.int32), 1)
   made = tf.cond(tf.reduce_all(size == shape), lambda: image_YXC, lambda: _resize.resized(image_YXC, size, "bilinear"))
   return tf.ensure_shape(made, [None, None, image_YXC.shape[-1]])
 

@@ -43,7 +43,9 @@ class Seen(Source):
       DeiT takes 3); every batch holds them together if its size is a multiple.
     crop: evaluations resize images to cover resolution / crop, and see the middle.
     fit: the way of an image to the resolution in evaluations and, where augmentations leave another size, in training:
-      its middle is "cut" out; or the whole is "padded" with the mean, which keeps its aspect ratio too, or "squeezed".
+      its middle is "cut" out; or the whole is "padded" with the mean, which keeps its aspect ratio too, or "squeezed",
+      which "squeezed_cut" does before it cuts out the middle.
+    method: the interpolation of this resizing.
     mean, std: mean and deviation for normalising pixels in 0 to 1, one number or one per channel.
     image_field: the field of the encoded image.
   """
@@ -54,6 +56,7 @@ class Seen(Source):
   repeats: Positive = 1
   crop: float = pictures.CROP
   fit: pictures.Fit = "cut"
+  method: pictures.Method = "bicubic"
   mean: tuple[float, ...] = pictures.MEAN
   std: tuple[float, ...] = pictures.STD
   image_field: str = "image"
@@ -150,7 +153,8 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
     store = stores.open_store(**images.opening, **fields)
   pixels = Pixels(store, channels, images.mean, images.std)
   given = dict(resolution=resolution, mean=pixels.mean, std=pixels.std)
-  fitted = functools.partial(at_resolution, sides_2=sides(resolution), fit=images.fit, mean=pixels.mean)
+  way = dict(fit=images.fit, method=images.method)
+  fitted = functools.partial(at_resolution, sides_2=sides(resolution), mean=pixels.mean, **way)
   steps = [slots.make("config.task.augmentations", value, available, "make", **given) for value in images.augmentations]
   augment = chained([*steps, Augmentation(0, lambda image_YXC, _: fitted(image_YXC, crop=1.0))])
   classes, N = store.classes, store.num_images
@@ -208,12 +212,12 @@ def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | 
     name=images.label or f"{store.name}_image_classification",
     vocabulary=LabelVocabulary(classes),
     fingerprint=digest(
-      task="image_classification.v3",
+      task="image_classification.v4",
       images=store.fingerprint,
       augmentations=[plain(value) for value in images.augmentations],
       mixing=vars(mixing) if mixing else None,
       **dict(channels=channels, crop=crop, repeats=repeats, **given),
-      **({"fit": images.fit} if images.fit != "cut" else {}),
+      **way,
     ),
     num_examples=N,
     features=features,
@@ -264,20 +268,27 @@ def extended(
 
 
 def at_resolution(
-  image_YXC: tf.Tensor, *, sides_2: tuple[int, int], crop: float, fit: pictures.Fit, mean: Sequence[float]
+  image_YXC: tf.Tensor,
+  *,
+  sides_2: tuple[int, int],
+  crop: float,
+  fit: pictures.Fit,
+  mean: Sequence[float],
+  method: pictures.Method = "bicubic",
 ) -> tf.Tensor:
   """Bring an image to a height and width, as `Seen.fit` says: float32 [*sides_2, C]; `mean` fills what it leaves."""
   shape = tf.shape(image_YXC)[:2]
-  whole_2 = [round(side / crop) for side in sides_2] if fit == "cut" else sides_2
-  scales_2 = tf.constant(whole_2) / shape
-  scale_2 = {"cut": tf.reduce_max, "padded": tf.reduce_min, "squeezed": tf.identity}[fit](scales_2)
-  size = tf.cast(tf.round(tf.cast(shape, tf.float64) * scale_2), tf.int32)
-  size = tf.maximum(size, whole_2 if fit == "cut" else 1)
+  cuts = fit.endswith("cut")
+  whole_2 = size = tf.constant([round(side / crop) for side in sides_2] if cuts else sides_2)
+  if not fit.startswith("squeezed"):  # the other side is rounded down, as in torchvision
+    axis = (tf.argmax if cuts else tf.argmin)(whole_2 / shape)
+    fitting, given = tf.cast(whole_2[axis], tf.int64), tf.cast(shape, tf.int64)
+    size = tf.maximum(tf.cast(given * fitting // given[axis], tf.int32), whole_2 if cuts else 1)
   start = (size - sides_2) // 2
   seen_2 = sides_2 if fit != "padded" else tf.unstack(tf.minimum(size, sides_2))
 
   def resized() -> tf.Tensor:  # only the middle: the whole of a long and narrow image would take gigabytes
-    return _pixels.clipped(_resize.part(image_YXC, seen_2, size, tf.maximum(start, 0), "bicubic"))
+    return _pixels.clipped(_resize.part(image_YXC, seen_2, size, tf.maximum(start, 0), method))
 
   def cut() -> tf.Tensor:
     y, x = tf.unstack(tf.maximum(start, 0))

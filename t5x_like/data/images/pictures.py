@@ -11,7 +11,9 @@ MOST_PIXELS = 2**26  # 67 million; a larger image would hold up a batch and take
 # Defaults of tasks on images.
 CROP, MEAN, STD = 0.875, (0.5,), (0.5,)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-Fit = Literal["cut", "padded", "squeezed"]  # see `fit` of `data/images/examples.py`
+# See `fit` and `method` of `data/images/examples.py`.
+Fit = Literal["cut", "padded", "squeezed", "squeezed_cut"]
+Method = Literal["bicubic", "bilinear", "lanczos", "nearest"]
 ANNOTATED = "annotated_size"  # a source's key of the height and width of an image by its annotations
 _ORIENTATION = 0x112  # EXIF's tag; 1 is upright, 2 to 8 are turned or mirrored
 _GREY = ("1", "L", "LA", "La", "F")
@@ -76,23 +78,29 @@ def pixels(data: bytes, channels: int) -> np.ndarray:
 
 
 def at_resolution(
-  image_YXC: np.ndarray, sides_2: tuple[int, int], crop: float, fit: Fit = "cut", mean: Sequence[float] = MEAN
+  image_YXC: np.ndarray,
+  sides_2: tuple[int, int],
+  crop: float,
+  fit: Fit = "cut",
+  mean: Sequence[float] = MEAN,
+  method: Method = "bicubic",
 ) -> np.ndarray:
   """Bring an image to a height and width, as `Seen.fit` says: float32 [*sides_2, C]; `mean` fills what it leaves.
 
   Equal to `at_resolution` of `data/images/examples.py`, which uses TensorFlow.
   """
   shape = np.array(image_YXC.shape[:2])
-  whole_2 = np.array([round(side / crop) for side in sides_2] if fit == "cut" else sides_2)
-  scales_2 = whole_2 / shape
-  scale_2 = scales_2 if fit == "squeezed" else scales_2.max() if fit == "cut" else scales_2.min()
-  size = np.maximum(np.round(shape * scale_2).astype(int), whole_2 if fit == "cut" else 1)
+  cuts = fit.endswith("cut")
+  whole_2 = size = np.array([round(side / crop) for side in sides_2] if cuts else sides_2)
+  if not fit.startswith("squeezed"):  # the other side is rounded down, as in torchvision
+    axis = (whole_2 / shape).argmax() if cuts else (whole_2 / shape).argmin()
+    size = np.maximum(shape * whole_2[axis] // shape[axis], whole_2 if cuts else 1)
   start, seen_2 = (size - sides_2) // 2, np.minimum(size, sides_2)
   places = [max(at, 0) + np.arange(n) for at, n in zip(start, seen_2)]  # of the middle alone: a side may be very long
   if (size == shape).all():
     made = image_YXC[places[0]][:, places[1]]
   else:
-    made = _interpolated(image_YXC, *(_weights(*each, _cubic) for each in zip(shape, size, places)))
+    made = _interpolated(image_YXC, *(_weights(*each, method) for each in zip(shape, size, places)))
   filled = np.empty((*sides_2, image_YXC.shape[-1]), np.float32)
   filled[:] = 255.0 * np.asarray(mean, np.float32)
   (y, x), (h, w) = np.maximum(-start, 0), seen_2
@@ -106,11 +114,13 @@ def within(image_YXC: np.ndarray, shortest: int, longest: int) -> np.ndarray:
   Equal to `resized` of `data/box_augmentations/_sizes.py`, which uses TensorFlow.
   """
   shape = np.array(image_YXC.shape[:2])
-  scale = min(np.float32(shortest) / np.float32(shape.min()), np.float32(longest) / np.float32(shape.max()))
-  size = np.maximum(np.round(shape.astype(np.float32) * scale).astype(int), 1)
+  low, high = shape.min(), shape.max()
+  wanted = min(shortest, longest * low / high)
+  short, long = round(wanted), int(wanted * high / low)  # as in DETR's code
+  size = np.where(shape == low, short, min(high if short == low else long, longest)).clip(1)
   if (size == shape).all():
     return image_YXC
-  return _interpolated(image_YXC, *(_weights(*each, _linear) for each in zip(shape, size, map(np.arange, size))))
+  return _interpolated(image_YXC, *(_weights(*each, "bilinear") for each in zip(shape, size, map(np.arange, size))))
 
 
 def _interpolated(image_YXC: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -118,14 +128,16 @@ def _interpolated(image_YXC: np.ndarray, rows: np.ndarray, columns: np.ndarray) 
   return np.einsum("yr,rxc->yxc", rows, made_YXC, optimize=True).clip(0.0, 255.0)
 
 
-def _weights(old: int, new: int, at_R: np.ndarray, kernel: Callable) -> np.ndarray:
+def _weights(old: int, new: int, at_R: np.ndarray, method: Method) -> np.ndarray:
   """Return the weights, float32 [R, old], that interpolate places of a side of `new` pixels from `old` pixels.
 
   Downsampling widens the kernel.
   """
+  if method == "nearest":
+    return ((2 * at_R[:, None] + 1) * old // (2 * new) == np.arange(old)).astype(np.float32)
   wide = max(old / new, 1.0)
   centre = (at_R + 0.5) * old / new - 0.5
-  weights = kernel(np.abs(centre[:, None] - np.arange(old)) / wide)
+  weights = _KERNELS[method](np.abs(centre[:, None] - np.arange(old)) / wide)
   return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
 
 
@@ -135,5 +147,8 @@ def _cubic(x: np.ndarray) -> np.ndarray:
   return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 
 
-def _linear(x: np.ndarray) -> np.ndarray:
-  return np.maximum(1 - x, 0.0)
+_KERNELS = {
+  "bicubic": _cubic,
+  "bilinear": lambda x: np.maximum(1 - x, 0.0),
+  "lanczos": lambda x: np.where(x < 3, np.sinc(x) * np.sinc(x / 3), 0.0),
+}

@@ -126,7 +126,7 @@ def task(
     name=asked.label or f"{store.name}_object_detection",
     vocabulary=LabelVocabulary(classes),
     fingerprint=digest(
-      task="object_detection.v2",
+      task="object_detection.v3",
       images=store.fingerprint,
       classes=list(classes),
       augmentations=[plain(value) for value in augmentations],

@@ -12,8 +12,7 @@ from image_files import NOISE, ODD, encoded, folders
 from t5x_like.corpora import job
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, random, task
-from t5x_like.data.box_augmentations import _sizes
-from t5x_like.data.images import checking, examples, pictures, store
+from t5x_like.data.images import checking, pictures, store
 from t5x_like.data.images.mixing import partners
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import DamageError, UserError
@@ -262,22 +261,6 @@ def test_an_image_is_mixed_with_its_neighbour_in_the_order_of_the_epoch(tmp_path
   assert np.array_equal(batch["label"], own // 6) and np.array_equal(batch["other_label"], other // 6)
 
 
-@pytest.mark.parametrize("form", ["4:4:4", "4:2:0", "grey", "progressive", "PNG"])
-def test_a_part_of_a_file_is_decoded_as_the_whole_is(form):
-  image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 11, 3)).astype(np.uint8)).resize((83, 61))
-  options = {"4:4:4": {"subsampling": 0}, "4:2:0": {"subsampling": 2}, "progressive": {"progressive": True}}
-  file = io.BytesIO()
-  image.convert("L" if form == "grey" else "RGB").save(
-    file, "PNG" if form == "PNG" else "JPEG", **options.get(form, {})
-  )
-  pixels, data = examples.Pixels(None, 3, (0.5,), (0.5,)), tf.constant(file.getvalue())
-  whole = pixels.decoded(data).numpy()
-  for y, x, h, w in ((0, 0, 61, 83), (7, 13, 29, 31), (60, 82, 1, 1), (0, 33, 61, 17)):
-    assert np.array_equal(
-      pixels.decoded(data, lambda _, box=(y, x, h, w): tf.constant(box)), whole[y : y + h, x : x + w]
-    )
-
-
 def test_masks_share_out_the_patches_anew_in_every_epoch(tmp_path):
   made = task.build(
     "masked_images", "train", source="digits", resolution=12, patch=2, cache=str(tmp_path), mask_ratio=0.7
@@ -316,56 +299,6 @@ def test_corrupted_patches_are_masked_swapped_or_kept_and_their_colours_are_thos
   assert np.array_equal(found["patch_colours"][clear], (np.floor(pixels * 8).astype(int) @ [64, 8, 1])[clear])
   with pytest.raises(UserError, match="found resolution 12, patch 2, rate 0.0"):
     task.build("corrupted_images", "train", patch=2, rate=0.0, **arguments)
-
-
-def whole_then_cut(image: np.ndarray, sides: tuple[int, int], crop: float) -> np.ndarray:
-  shape, cover = np.array(image.shape[:2]), np.array([round(side / crop) for side in sides])
-  size = np.maximum(np.round(shape * (cover / shape).max()).astype(int), cover)
-  y, x = (size - sides) // 2
-  made = tf.image.resize(image, size, "bicubic", antialias=True).numpy().clip(0.0, 255.0)
-  return made[y : y + sides[0], x : x + sides[1]]
-
-
-def test_the_middle_of_an_image_is_the_same_without_tensorflow():
-  for shape, sides, crop in (
-    ((9, 7, 3), (8, 8), 1.0),
-    ((50, 31, 1), (16, 16), 0.875),
-    ((8, 8, 3), (8, 8), 1.0),
-    ((1, 1, 3), (4, 4), 0.5),
-    ((50, 31, 3), (12, 18), 0.875),
-    ((1, 20_000, 3), (64, 64), 1.0),  # whole, it would take gigabytes
-  ):
-    image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
-    given = dict(sides_2=sides, crop=crop, mean=(0.5,) * shape[-1])
-    expected = examples.at_resolution(tf.constant(image), **given, fit="cut").numpy()
-    if max(shape) < 100:
-      np.testing.assert_allclose(expected, whole_then_cut(image, sides, crop), atol=2e-3)
-    np.testing.assert_allclose(pictures.at_resolution(image, **given), expected, atol=2e-3)
-
-
-@pytest.mark.parametrize("shape, sides, seen", [((20, 10, 3), (8, 12), (8, 4)), ((3, 12, 1), (8, 8), (2, 8))])
-def test_a_whole_image_keeps_its_aspect_ratio_between_bars_of_the_mean(shape, sides, seen):
-  image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
-  given = dict(sides_2=sides, crop=0.5, mean=(0.25, 0.5, 0.75)[: shape[-1]])
-  made = examples.at_resolution(tf.constant(image), **given, fit="padded").numpy()
-  np.testing.assert_allclose(pictures.at_resolution(image, **given, fit="padded"), made, atol=2e-3)
-  y, x = ((side - of) // 2 for side, of in zip(sides, seen))
-  inside = np.s_[y : y + seen[0], x : x + seen[1]]
-  expected = tf.image.resize(image, seen, "bicubic", antialias=True).numpy().clip(0.0, 255.0)
-  np.testing.assert_allclose(made[inside], expected, atol=2e-3)
-  made[inside] = 255 * np.array(given["mean"])
-  assert (made == np.float32(255 * np.array(given["mean"]))).all()
-  squeezed = examples.at_resolution(tf.constant(image), **given, fit="squeezed").numpy()
-  whole = tf.image.resize(image, sides, "bicubic", antialias=True).numpy().clip(0.0, 255.0)
-  np.testing.assert_allclose(squeezed, whole, atol=2e-3)
-  np.testing.assert_allclose(pictures.at_resolution(image, **given, fit="squeezed"), whole, atol=2e-3)
-
-
-@pytest.mark.parametrize("shape, shortest, longest", [((9, 7, 3), 5, 8), ((31, 50, 1), 40, 60), ((8, 8, 3), 8, 8)])
-def test_an_image_for_a_detector_is_the_same_without_tensorflow(shape, shortest, longest):
-  image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
-  expected = _sizes.resized(tf.constant(image), tf.constant(shortest), longest).numpy()
-  np.testing.assert_allclose(pictures.within(image, shortest, longest), expected, atol=2e-3)
 
 
 def test_bad_arguments_are_one_line(tmp_path):
