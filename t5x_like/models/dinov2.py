@@ -12,10 +12,12 @@ from t5x_like.models import vit
 from t5x_like.nn.dims import Dims
 
 DESIGN = replace(vit.DESIGN, layer_scale=1.0)
+ANTIALIASED = {"name": "learned_1d", "antialias": True}  # positions of models with registers
 
 
 def _dinov2(embed, mlp, heads, layers, activation="gelu", patch=14, resolution=518, registers=0) -> ImageVariant:
-  dims, design = Dims(embed, heads, heads, embed // heads, mlp, layers), replace(DESIGN, activation=activation)
+  dims, position = Dims(embed, heads, heads, embed // heads, mlp, layers), ANTIALIASED if registers else "learned_1d"
+  design = replace(DESIGN, activation=activation, position=position)
   head = {"name": "image_classification", "pooling": "both"}
   return ImageVariant(dims, design, patch, resolution, registers=registers, head=head)
 

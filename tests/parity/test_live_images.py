@@ -98,9 +98,10 @@ def test_a_detector_with_a_dilated_backbone(tmp_path):
     assert all(np.array_equal(again[output], values) for output, values in expected.items())
 
 
+@pytest.mark.parametrize("name", ["dinov2", "dinov2-registers"])
 @pytest.mark.parametrize("sides", [(9, 9), (21, 21), (12, 27)])
-def test_dinov2_at_another_resolution(sides, tmp_path):
-  case = cases.CASES["dinov2"]
+def test_dinov2_at_another_resolution(name, sides, tmp_path):
+  case = cases.CASES[name]
   theirs, model = reference.make(case, tmp_path / "theirs"), hf.load(str(tmp_path / "theirs"))
   image = np.random.default_rng(7).standard_normal((2, *sides, 3)).astype(np.float32)
   expected = reference.run(case, theirs, {"image": image})["logits"]

@@ -40,7 +40,7 @@ def build(fields: Fields, names: set[str]):
     head=head,
   )
   scale = fields.take("layerscale_value", 1.0)
-  design = replace(variant.design, layer_scale=float(scale))
+  design = replace(variant.design, layer_scale=float(scale), **({"position": dinov2.ANTIALIASED} if registers else {}))
   return dinov2.Model, {"variant": replace(variant, design=replace(design, activation="swiglu") if gated else design)}
 
 
@@ -60,7 +60,8 @@ def config(model, model_type: str | None) -> dict:
     raise UserError(f"{found}; {model_type} has 1 and a number")
   if not isinstance(variant.resolution, int):
     raise UserError(f"config.model.resolution: found {variant.resolution}; {model_type} has positions of a square")
-  fields |= images.config(model, model_type, layer_scale=scale, gated=gated)
+  positions = ("learned_1d", dinov2.ANTIALIASED) if variant.registers else ("learned_1d",)
+  fields |= images.config(model, model_type, positions, layer_scale=scale, gated=gated)
   mlp = fields.pop("intermediate_size")
   ratio = next((n for n in range(1, 17) if mlp == (_gated(n * dims.embed) if gated else n * dims.embed)), None)
   if ratio is None:
