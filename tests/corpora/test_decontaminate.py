@@ -51,14 +51,24 @@ def test_pages_with_rows_of_words_are_removed_and_named(questions):
     (" ".join(f"Caf\u00e9 STRASSE{n}" for n in range(9)), " ".join(f"Cafe\u0301 stra\u00dfe{n}" for n in range(9))),
     ("".join(map(chr, range(0x4E00, 0x4E1C))) + "\uff1f", "".join(map(chr, range(0x4E00, 0x4E1C)))),
     ("".join(map(chr, range(0x0E01, 0x0E1D))), "".join(map(chr, range(0x0E01, 0x0E1D)))),
+    (" ".join(f"emphasised{n}" for n in range(9)), " ".join(f"_emphas\u00adised{n}_" for n in range(9))),
+    (" ".join(f"word{n}" for n in range(9)) + " \u5c71", " ".join(f"word{n}" for n in range(9)) + " \u5c71"),
   ],
-  ids=["accents", "han", "thai"],
+  ids=["accents", "han", "thai", "marks", "mixed"],
 )
 def test_a_leak_is_found_in_other_spellings_and_scripts(asked, page, tmp_path):
   (tmp_path / "asked.jsonl").write_text(json.dumps({"question": asked}) + "\n")
   step = decontaminate.Step(against=(str(tmp_path / "asked.jsonl"),))
   assert step.clean(f"{sentence(9)} \u4f60{page}\u597d {sentence(9)}")[1] == "text of asked.jsonl"
   assert step.clean(page[: len(page) // 2])[1] is None
+
+
+def test_vowel_signs_belong_to_words(tmp_path):
+  """Three words of Hindi, which have nine letters, are too few to look for."""
+  asked = "हिन्दी किताबें पढ़नी"
+  (tmp_path / "asked.jsonl").write_text(json.dumps([asked, " ".join([asked] * 3)]) + "\n")
+  step = decontaminate.Step(against=(str(tmp_path / "asked.jsonl"),))
+  assert step.clean(asked)[1] is None and step.clean(" ".join([asked] * 3))[1] == "text of asked.jsonl"
 
 
 def test_a_planted_leak_leaves_the_store_and_is_counted(questions, tmp_path, capsys):

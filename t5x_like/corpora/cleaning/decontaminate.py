@@ -2,8 +2,8 @@
 
 The method is that of Brown et al. 2020, appendix C, which removes 200 characters on each side instead of the page:
 words in lower case without punctuation, and the whole text where it has 8 to 12 words. Shorter texts are not looked
-for, as they occur by chance. Spellings that Unicode holds equal (NFKC, case folding) are one. In scripts without spaces
-between words, two letters count as a word.
+for, as they occur by chance. Spellings that Unicode holds equal (NFKC_Casefold) are one. In texts mostly of scripts
+without spaces between words, two letters count as a word.
 """
 
 import dataclasses
@@ -26,7 +26,10 @@ from t5x_like.files import globs
 
 WORDS, FEWEST = 13, 8
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"  # Thai to Han
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+_LETTER, _PART = f"[{_UNSPACED}]", rf"[^\W_{_UNSPACED}]"
+_MARKS = "".join(c for c in map(chr, range(0x300, 0x1F000)) if unicodedata.category(c)[0] == "M")  # vowels of Hindi, …
+_WORD = re.compile(rf"{_LETTER}|{_PART}+(?:[{_MARKS}]+{_PART}*)*")
+_IGNORED = re.compile("[\u00ad\u034f\u061c\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")  # soft hyphens, joiners, …
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -44,7 +47,7 @@ class Step(Filter):
   """
 
   stage = 0.5  # after the other filters, before duplicates
-  edition = 1
+  edition = 2
   against: tuple[str, ...] = ()
   sha256: str = ""
 
@@ -79,7 +82,7 @@ def known(against: tuple[str, ...]) -> tuple[dict[int, tuple[np.ndarray, np.ndar
     for text in texts(path):
       checksum.update(text.encode("utf-8", "surrogatepass") + b"\0")
       hashes_n = _hashes(text)
-      scale = 2 if re.search(f"[{_UNSPACED}]", text) else 1
+      scale = 2 if 2 * len(re.findall(_LETTER, text)) > hashes_n.size else 1
       if hashes_n.size >= scale * FEWEST:
         words = min(scale * WORDS, hashes_n.size)
         for key in _rows(hashes_n, words).tolist():
@@ -129,7 +132,8 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _hashes(text: str) -> np.ndarray:
   """Return a hash of each word, uint64 [n]."""
-  return np.fromiter(map(_hash, _WORD.findall(unicodedata.normalize("NFKC", text).casefold())), np.uint64)
+  folded = _IGNORED.sub("", unicodedata.normalize("NFKC", text).casefold())
+  return np.fromiter(map(_hash, _WORD.findall(folded)), np.uint64)
 
 
 _hash = functools.lru_cache(2**18)(hashed)
