@@ -121,14 +121,13 @@ class NearSteps:
     self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any], before: Callable[[], None]
   ) -> None:
     self._remove_older(step)
-    self._last = step
     copies, pieces = self._copies(tensors), {}
     for name, x in (copies or tensors).items():
       for shard in x.addressable_shards:
         # Without copies, the tensor may be donated as soon as this returns.
         pieces[name, _start(shard.index)] = shard.data if copies else np.array(shard.data, copy=True)
     folder = self._directory / self._starts.current / f"{step}-{jax.process_index()}"
-    self._writing = self._pool.submit(self._write, folder, pieces, json.dumps(manifest, sort_keys=True), before)
+    self._writing = self._pool.submit(self._write, step, folder, pieces, json.dumps(manifest, sort_keys=True), before)
 
   def wait(self) -> None:
     writing, self._writing = self._writing, None
@@ -141,7 +140,7 @@ class NearSteps:
     finally:
       self._pool.shutdown()
 
-  def _write(self, folder: pathlib.Path, pieces: dict, manifest: str, before: Callable[[], None]) -> None:
+  def _write(self, step: int, folder: pathlib.Path, pieces: dict, manifest: str, before: Callable[[], None]) -> None:
     before()
     aside = folder.with_name(f"{folder.name}.tmp")
     try:
@@ -157,7 +156,9 @@ class NearSteps:
       (aside / _INDEX).write_text(json.dumps(index))
       (aside / _MANIFEST).write_text(manifest)
       aside.rename(folder)
+      self._last = step
     except OSError as error:  # the run goes on: this is no checkpoint that it has promised
+      shutil.rmtree(aside, ignore_errors=True)
       _log.warning("%s: no emergency copy: %s; free space there", folder, error.strerror or one_line(error))
 
   def _own(self, step: int, wanted: Mapping[str, Any], needs: "Needs") -> tuple[int, Mapping | None]:

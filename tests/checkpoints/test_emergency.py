@@ -126,6 +126,15 @@ def test_a_newer_checkpoint_comes_first_and_what_cannot_be_kept_is_told(killed, 
     assert run.restore(abstract(shardings))[0] == 9
 
 
+def test_a_full_disk_leaves_the_last_whole_copy(killed, shardings, monkeypatch):
+  with opened(killed) as run:
+    run.restore(abstract(shardings))
+    monkeypatch.setattr(near_steps.np, "ascontiguousarray", lambda _: (_ for _ in ()).throw(OSError(28, "full")))
+    for step in (4, 5):
+      run.keep(step, state(step, shardings), {}, lambda: None)
+  assert copies(killed) == ["3-0"]
+
+
 def test_bits_survive_the_mesh(shardings):
   """All of them: NaN with its payload, minus zero, 16 bits and Booleans."""
   kept = state(1, shardings)
