@@ -67,6 +67,21 @@ def test_a_run_stopped_in_order_is_no_disruption_and_a_damaged_file_begins_anew(
     assert goodput.Goodput(file, 1, clock.now, clock)._found["began"] == clock.now
 
 
+def test_a_clock_that_was_put_back_takes_no_time_away(tmp_path):
+  clock, file = Clock(), Local(tmp_path / "goodput.json")
+  run = goodput.Goodput(file, 0, clock.now, clock)
+  clock.now += 30
+  run.write(1, line(20.0))
+  run.flush()  # and killed
+  clock.now = 100.0
+  run = goodput.Goodput(file, 1, clock.now - 5, clock)
+  clock.now += 40
+  run.write(2, line(20.0))
+  run.close("finished")
+  found = json.loads(file.read())
+  assert found["total_elapsed_time"] == 70 and found["goodput"] == pytest.approx(40 / 70, abs=1e-3)
+
+
 def test_the_program_was_started_before(tmp_path):
   import time
 

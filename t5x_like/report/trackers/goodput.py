@@ -25,6 +25,7 @@ _BADPUT = (
   "infrastructure_recovery_from_disruption",  # from the last sign of a start to the next one's
   "other",
 )
+_EPOCH = time.time() - time.monotonic()  # of a clock that nobody sets while the program runs
 _log = logging.getLogger("t5x_like.trackers")
 
 
@@ -33,7 +34,7 @@ class Tracker:
   """Adds up seconds of the first process in `goodput.json` of the workdir."""
 
   def open(self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]) -> "Goodput":
-    return Goodput(Local(workdir) / FILE, step, _program_start())
+    return Goodput(Local(workdir) / FILE, step, _program_start(), lambda: _EPOCH + time.monotonic())
 
 
 class Goodput:
@@ -43,14 +44,16 @@ class Goodput:
     file: written every 5 seconds, and before a checkpoint commits.
     step: the step that the run goes on from.
     started: when the program was started, in seconds since the epoch.
-    clock: seconds since the epoch.
+    clock: seconds since the epoch; where it was put back before this start, time goes on from the last sign.
   """
 
-  def __init__(self, file: Local, step: int, started: float, clock: Callable[[], float] = time.time):
-    self._file, self._clock, self._step, self._first = file, clock, step, True
-    self._evaluated, self._written = 0.0, clock()
+  def __init__(self, file: Local, step: int, started: float, clock: Callable[[], float]):
+    self._file, self._step, self._first = file, step, True
     self._read()
     reached, at = self._found["max_productive_step"], self._found["at"]
+    behind = max(0.0, (at or 0.0) - clock())
+    self._clock = lambda: clock() + behind
+    self._evaluated, self._written = 0.0, self._clock()
     if at is not None:
       started = max(started, at)
       self._found["disruption_count"] += not self._found["in_order"]
@@ -60,7 +63,7 @@ class Goodput:
       self._add("wasted_progress_from_disruption", lost)
     self._found |= {"max_productive_step": min(reached, step), "in_order": False}
     self._found["began"] = started if self._found["began"] is None else self._found["began"]
-    self._last = clock()
+    self._last = self._clock()
     self._add("training_prep", self._last - started)
 
   def write(self, step: int, values: dict[str, float]) -> None:
@@ -98,7 +101,6 @@ class Goodput:
       self._between(since)
     else:  # it fails, perhaps after a wait for a host that is gone
       self._add("infrastructure_recovery_from_disruption", since)
-    self._last = self._clock()
     self.flush()
 
   def _between(self, seconds: float) -> None:
