@@ -65,10 +65,11 @@ class Objective(FromRewards):
 
   def advantages(self, reward_BK: jax.Array) -> jax.Array:
     """Return the advantage of each of the K completions of B prompts, [B, K]."""
-    A_BK = reward_BK - jnp.mean(reward_BK, axis=1, keepdims=True)
+    above_BK = reward_BK - reward_BK[:, :1]  # equal rewards are then exactly their mean, whatever their size
+    A_BK = above_BK - jnp.mean(above_BK, axis=1, keepdims=True)
     if self.form == "dr_grpo":
       return A_BK
-    return A_BK / (jnp.std(reward_BK, axis=1, keepdims=True, ddof=1) + _EPSILON)
+    return A_BK / (jnp.std(above_BK, axis=1, keepdims=True, ddof=1) + _EPSILON)
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the model on a batch.
