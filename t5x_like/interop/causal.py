@@ -34,7 +34,6 @@ _LLAMA3 = {
   "original_max_position_embeddings": "original_length",
 }
 
-
 KINDS = ("sliding_attention", "full_attention")  # of layers
 SCALINGS = ("linear", "llama3", "yarn")
 _YARN = {

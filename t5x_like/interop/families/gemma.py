@@ -3,7 +3,6 @@
 import dataclasses
 import re
 
-from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import causal
 from t5x_like.interop.families import llama
@@ -20,8 +19,10 @@ _SEEING = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 def build(fields: Fields, names: set[str]):
   if fields.values["model_type"] == "gemma3":
     fields.ignore("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
-    fields.ignore("pad_token_id", "eos_token_id", "tie_word_embeddings")
-    text = Fields(_TEXT | fields.take("text_config"), f"{fields.origin}, text_config")
+    fields.ignore("pad_token_id", "eos_token_id")
+    tied = {"tie_word_embeddings": fields.take("tie_word_embeddings", True)}  # the text's own is not the library's
+    text = Fields(_TEXT | fields.take("text_config") | tied, f"{fields.origin}, text_config")
+    text.only("final_logit_softcapping", None)  # nor does the library apply this one beside the parts that see
     made = build(text, names)
     text.finish()
     return made
@@ -49,11 +50,9 @@ def build(fields: Fields, names: set[str]):
     tied=fields.take("tie_word_embeddings", True),
     logits_softcap=causal.optional(fields, "final_logit_softcapping", None if third else 30.0),
   )
-  head_dim = fields.take("head_dim", 256)
-  variant = llama.variant_of(fields, design, kv_heads=4)
-  dims = dataclasses.replace(variant.dims, head_dim=head_dim)
+  variant = llama.variant_of(fields, design, kv_heads=4, head_dim=256)
   tokens = causal.special_ids(fields, pad=0, start=2, eos=1)
-  return (gemma3 if third else gemma2).Model, {"variant": Variant(dims, design, variant.vocab_size, tokens)}
+  return (gemma3 if third else gemma2).Model, {"variant": dataclasses.replace(variant, tokens=tokens)}
 
 
 def config(model, model_type: str | None) -> dict:

@@ -26,11 +26,9 @@ def build(fields: Fields, names: set[str]):
     windows=_windows(fields, every=kind == "qwen3_moe"),
     tied=fields.take("tie_word_embeddings", False),
   )
-  sizes = dict(kv_heads=32, ids=qwen.TOKENS)
+  sizes = dict(kv_heads=32, head_dim=128 if kind == "qwen3" else None, ids=qwen.TOKENS)
   if kind != "qwen2":
     design = dataclasses.replace(design, biases=("qkv", "out") if fields.take("attention_bias", False) else ())
-  if kind == "qwen3":
-    sizes |= dict(head_dim=128)
   if kind == "qwen3_moe":
     design = dataclasses.replace(design, experts=_experts(fields))
     sizes |= dict(kv_heads=4, mlp="moe_intermediate_size")
