@@ -88,7 +88,7 @@ def of_texts(value: str | dict[str, Any], texts: list[str], examples: list[dict[
   where = f"{_WHERE}: {name}"
   try:
     found = np.asarray(reward(texts, examples), np.float32)
-  except Exception as error:
+  except (Exception, SystemExit) as error:
     raise UserError(f"{where} failed: {type(error).__name__}: {one_line(error)}") from error
   if found.shape != (len(texts),) or not np.isfinite(found).all():
     told = f"shape {list(found.shape)}" if found.shape != (len(texts),) else "a number that is not finite"

@@ -24,8 +24,8 @@ def reward(
     step: its checkpoint; None is the newest.
     prompt: the field that holds the prompt.
   """
-  if lacking := next((example for example in examples if prompt not in example), None):
-    raise UserError(f"found no {prompt!r} among {', '.join(lacking)}; name the prompt's field in config.task.fields")
+  for names in (", ".join(example) or "none" for example in examples if prompt not in example):
+    raise UserError(f"found no {prompt!r} among {names}; name the prompt's field in config.task.fields")
   return _judge(workdir, step)([example[prompt] for example in examples], texts)
 
 

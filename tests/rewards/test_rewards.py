@@ -1,5 +1,7 @@
 """Rewards of texts, and the record that travels with a row."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -55,9 +57,11 @@ def test_processes_score_together_by_a_reward_model_alone():
   assert rewards.together({"name": "model", "workdir": "runs/reward"}) and not rewards.together("exact")
 
 
-def test_a_reward_model_needs_the_prompt():
-  with pytest.raises(UserError, match="model failed: UserError: found no 'prompt' among sum; name the prompt's field"):
-    rewards.of_texts({"name": "model", "workdir": "none"}, ["a"], [{"sum": "1"}])
+@pytest.mark.parametrize(("example", "names"), [({"sum": "1"}, "sum"), ({}, "none")])
+def test_a_reward_model_needs_the_prompt(example, names):
+  words = f"model failed: UserError: found no 'prompt' among {names}; name the prompt's field"
+  with pytest.raises(UserError, match=words):
+    rewards.of_texts({"name": "model", "workdir": "none"}, ["a"], [example])
 
 
 @pytest.fixture
@@ -89,8 +93,10 @@ def test_a_row_longer_than_a_reward_model_reads_loses_its_beginning(judge, capsy
   assert capsys.readouterr().out.count("runs/reward reads 5 tokens; longer rows lose their beginning") == 1
 
 
-@pytest.mark.parametrize(("found", "words"), [([1.0], "found shape"), ([1.0, np.nan], "not finite"), (None, "failed")])
+@pytest.mark.parametrize(
+  ("found", "words"), [([1.0], "found shape"), ([1.0, np.nan], "not finite"), (None, "failed"), ("exit", "failed")]
+)
 def test_a_bad_reward_is_one_line(found, words, monkeypatch):
-  monkeypatch.setattr(exact, "reward", lambda texts, examples: found if found else 1 / 0)
+  monkeypatch.setattr(exact, "reward", lambda *_: sys.exit(0) if found == "exit" else found if found else 1 / 0)
   with pytest.raises(UserError, match=f"config.objective.reward: exact.*{words}"):
     rewards.of_texts("exact", ["a", "b"], [{}, {}])
