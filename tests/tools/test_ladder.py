@@ -64,6 +64,15 @@ def test_a_size_that_diverged_at_every_rate_is_left_out(monkeypatch, capsys):
     ladder.predicted(type("Ladder", (), {"sized": str}), "1000", 10, *ladder.fitted(trials), trials[:1])
 
 
+def test_a_run_that_was_not_evaluated_is_told(monkeypatch, tmp_path):
+  monkeypatch.setattr(sizes, "parameters", lambda config: 1000)
+  monkeypatch.setattr("t5x_like.training.resolve.resolve", lambda config: config)
+  monkeypatch.setattr("t5x_like.train.start", lambda *_: None)
+  config = recipes.load("configs/llama/8b.py:debug")
+  with pytest.raises(UserError, match="has no evaluation of step 2, whose loss is fitted"):
+    ladder.Ladder(config, str(tmp_path), None, 1).trial("128x2", 2, 0.1)
+
+
 def test_the_page_says_how_far_off_the_prediction_was():
   law = fitting.Law(2.0, 60.0, 0.35)
   trials = [ladder.Trial(str(int(N)), int(N), 100, 1e5, rate, law(N, 1.0) + rate) for N in SIZES for rate in (0.1, 0.2)]

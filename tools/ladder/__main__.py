@@ -145,6 +145,8 @@ class Ladder:
         print(f"{workdir}: diverged: {error}", flush=True)
         return math.inf, 0.0, count
       rows = self._finished(workdir, steps)
+    if not rows:
+      raise UserError(f"config.evals: {workdir} has no evaluation of step {steps}, whose loss is fitted; add one")
     metric = self.metric or next(
       (name for name in rows[-1] if name.endswith("/loss") and name.startswith("eval/")), None
     )
