@@ -34,8 +34,7 @@ def make(
     alpha, b3 = lambda count: rising(count + 1), lambda count: 0.5 ** (1.0 / (halves(count + 1) + 1.0))
   scaled = optax.contrib.scale_by_ademamix(b1, b2, b3, alpha, eps)
 
-  def kept(state):
-    return state._replace(m1=optax.tree.cast(state.m1, mu_dtype))
+  kept = lambda state: state._replace(m1=optax.tree.cast(state.m1, mu_dtype))  # noqa: E731
 
   def update(grads, state, params=None):
     directions, state = scaled.update(grads, state, params)

@@ -63,14 +63,15 @@ def _scale_by_soap(b1: float, b2: float, eps: float, every: int, widest: int) ->
 
     def one(g, mu, nu, *rest):
       *statistics, ql, qr = rest
-      new = [_average(b2, s, x) for s, x in zip(statistics, (g @ g.T, g.T @ g))] if g.ndim == 2 else statistics
-      new = [x if s.size else s for s, x in zip(statistics, new)]
+      products = (g @ g.T, g.T @ g) if g.ndim == 2 else statistics
+      new = [b2 * s + (1 - b2) * x if s.size else s for s, x in zip(statistics, products)]
       mu2 = b1 * mu + (1 - b1) * g
       nu2 = b2 * nu + (1 - b2) * jnp.square(_rotated(g, ql, qr))
       step = (mu2 / bias1) if g.ndim != 2 else _rotated(mu2, ql, qr) / bias1
       step = _back(step / (jnp.sqrt(nu2 / bias2) + eps), ql, qr)
       mu, nu = (jnp.where(first, a, b) for a, b in ((mu, mu2), (nu, nu2)))
-      bases = jax.lax.cond(first, _first, lambda *x: jax.lax.cond(renew, _next, _same, *x), new, [ql, qr], nu)
+      later = lambda *x: jax.lax.cond(renew, _next, lambda _, *same: same, *x)  # noqa: E731
+      bases = jax.lax.cond(first, _first, later, new, [ql, qr], nu)
       return jnp.where(first, 0.0, step), mu, bases[1], *new, *bases[0]
 
     columns = (state.mu, state.nu, state.left, state.right, state.left_basis, state.right_basis)
@@ -79,10 +80,6 @@ def _scale_by_soap(b1: float, b2: float, eps: float, every: int, widest: int) ->
     return updates, ScaleBySoapState(optax.safe_increment(state.count), *rest)
 
   return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _average(decay: float, old: jax.Array, new: jax.Array) -> jax.Array:
-  return decay * old + (1 - decay) * new if old.size else old
 
 
 def _rotated(x: jax.Array, left: jax.Array, right: jax.Array) -> jax.Array:
@@ -99,10 +96,6 @@ def _back(x: jax.Array, left: jax.Array, right: jax.Array) -> jax.Array:
 
 def _first(statistics, bases, nu):
   return [jnp.linalg.eigh(s)[1][:, ::-1] if s.size else s for s in statistics], nu
-
-
-def _same(statistics, bases, nu):
-  return bases, nu
 
 
 def _next(statistics, bases, nu):
