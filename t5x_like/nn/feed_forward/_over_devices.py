@@ -30,6 +30,9 @@ _MOVING = "activation_expert", "mlp"
 SELDOM = "seldom"  # the scope of loops that balanced loads skip; `planning` counts them as skipped
 
 
+Places = tuple[jax.Array, jax.Array, jax.Array]
+
+
 class Way(NamedTuple):
   """The mesh axes that a layer uses.
 
@@ -149,41 +152,54 @@ def _travelled(apply: Callable, factor: float, way: Way, n: int, arrays, rows_MD
 
 def _round(apply: Callable, rows_MD: jax.Array, sizes_SDE: jax.Array, axis: str, begin, R: int) -> jax.Array:
   """Apply the experts to the rows that come to a device in places `begin` to `begin + R`; return [M, D], else zeros."""
-  experts, mine = sizes_SDE.shape[2], jax.lax.axis_index(axis)
-  sizes_SD = sizes_SDE.sum(2)
-  from_SD, into_SD = _starts(sizes_SD, 1), _starts(sizes_SD, 0)  # in the sorted rows of S, among all that come to D
-  before_SD = jnp.clip(begin - into_SD, 0, sizes_SD)
-  now_SD = jnp.clip(begin + R - into_SD, 0, sizes_SD) - before_SD
-  from_SD, into_SD = from_SD + before_SD, jnp.clip(into_SD - begin, 0, R)
-  send = _ragged if platform() in ("tpu", "gpu") else _padded
-  came_RD = send(rows_MD, R, from_SD, now_SD, into_SD, axis, mine)
-
-  ends = jnp.cumsum(sizes_SDE[:, mine].reshape(-1))  # by source, then by expert
-  run_R = jnp.searchsorted(ends, begin + jnp.arange(R, dtype=jnp.int32), side="right")
-  expert_R = jnp.where(run_R < ends.size, run_R % experts, experts).astype(jnp.int32)
-  order_R, place_R, _, sizes = moved.by_expert(expert_R, experts)
-  y_RD = apply(moved.exchange(came_RD, order_R, place_R, 1), sizes)
-  y_RD = moved.exchange(y_RD, place_R, order_R, 1)
-  return send(y_RD, rows_MD.shape[0], into_SD.T, now_SD.T, from_SD.T, axis, mine)
+  S, D, E = sizes_SDE.shape
+  from_SDE = _starts(sizes_SDE.reshape(S, D * E)).reshape(S, D, E)  # in the rows of S, by destination and expert
+  into_SDE = jnp.moveaxis(_starts(jnp.moveaxis(sizes_SDE, 0, 2).reshape(D, E * S)).reshape(D, E, S), 2, 0)
+  before_SDE = jnp.clip(begin - into_SDE, 0, sizes_SDE)
+  now_SDE = jnp.clip(begin + R - into_SDE, 0, sizes_SDE) - before_SDE
+  there = from_SDE + before_SDE, now_SDE, jnp.clip(into_SDE - begin, 0, R)
+  back = tuple(jnp.swapaxes(places, 0, 1) for places in reversed(there))
+  came_RD = _sent(rows_MD, there, (rows_MD.shape[0], R), axis)  # sorted by expert, then by source
+  y_RD = apply(came_RD, now_SDE[:, jax.lax.axis_index(axis)].sum(0))
+  return _sent(y_RD, back, (R, rows_MD.shape[0]), axis)
 
 
-def _ragged(x, rows: int, from_SD, sizes_SD, into_SD, axis: str, mine) -> jax.Array:
-  """Send `sizes_SD` rows of each device to each, from and into these places; return [rows, D], zeros elsewhere."""
-  places = from_SD[mine], sizes_SD[mine], into_SD[mine], sizes_SD[:, mine]
-  return jax.lax.ragged_all_to_all(x, jnp.zeros((rows, x.shape[1]), x.dtype), *places, axis_name=axis)
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _sent(x: jax.Array, places: Places, rows: tuple[int, int], axis: str) -> jax.Array:
+  """Send slices of rows between devices: [rows[0], D] -> [rows[1], D], zeros where none comes.
+
+  Args:
+    places: int32 [S, D, E], of slice E from device S to device D: its place at S, its rows, its place at D.
+  """
+  mine = jax.lax.axis_index(axis)
+  from_DE, sizes_DE, into_DE = (x[mine] for x in places)
+  into_SE, sizes_SE = places[2][:, mine], places[1][:, mine]
+  if platform() in ("tpu", "gpu"):
+    empty = jnp.zeros((rows[1], x.shape[1]), x.dtype)
+    empty = jax.lax.optimization_barrier(empty)  # TPU would fill the exchange's own layout, four times slower
+    slices = (x.reshape(-1) for x in (from_DE, sizes_DE, into_DE, sizes_SE))
+    return jax.lax.ragged_all_to_all(x, empty, *slices, axis_name=axis)
+  blocks = jnp.take(x, _rows_of(from_DE, sizes_DE, rows[0]), axis=0, mode="fill", fill_value=0)
+  came = jax.lax.all_to_all(blocks, axis, 0, 0)
+  return jnp.zeros((rows[1], x.shape[1]), x.dtype).at[_rows_of(into_SE, sizes_SE, rows[0])].set(came, mode="drop")
 
 
-def _padded(x, rows: int, from_SD, sizes_SD, into_SD, axis: str, mine) -> jax.Array:
-  """Send blocks of as many rows as there are; return like `_ragged`."""
-  n, size = sizes_SD.shape[0], x.shape[0]
-  blocks = jnp.take(x, from_SD[mine, :, None] + jnp.arange(size), axis=0, mode="clip")
-  came = jax.lax.all_to_all(blocks, axis, 0, 0).reshape(n * size, -1)
-  begin_S, place = into_SD[:, mine], jnp.arange(rows, dtype=jnp.int32)
-  source = jnp.searchsorted(begin_S + sizes_SD[:, mine], place, side="right")
-  there = (source < n) & (place >= jnp.take(begin_S, source, mode="clip"))
-  index = jnp.where(there, source * size + place - jnp.take(begin_S, source, mode="clip"), n * size)
-  return jnp.take(came, index, axis=0, mode="fill", fill_value=0)
+def _sent_backward(rows, axis, places, g):
+  back = tuple(jnp.swapaxes(x, 0, 1) for x in reversed(places))
+  return _sent(g, back, rows[::-1], axis), None
 
 
-def _starts(sizes: jax.Array, axis: int) -> jax.Array:
-  return jnp.cumsum(sizes, axis=axis, dtype=jnp.int32) - sizes
+_sent.defvjp(lambda x, places, rows, axis: (_sent(x, places, rows, axis), places), _sent_backward)
+
+
+def _rows_of(begin_NE: jax.Array, sizes_NE: jax.Array, size: int) -> jax.Array:
+  """Return the places of the rows of E slices, one after the other: [N, size], beyond any array after the last."""
+  place, ends_NE = jnp.arange(size, dtype=jnp.int32), jnp.cumsum(sizes_NE, axis=1)
+  slice_NR = jax.vmap(lambda ends: jnp.searchsorted(ends, place, side="right"))(ends_NE)
+  first_NE = begin_NE - (ends_NE - sizes_NE)
+  found_NR = place + jnp.take_along_axis(first_NE, slice_NR, axis=1, mode="clip")
+  return jnp.where(slice_NR < sizes_NE.shape[1], found_NR, jnp.iinfo(jnp.int32).max)
+
+
+def _starts(sizes_NX: jax.Array) -> jax.Array:
+  return jnp.cumsum(sizes_NX, axis=1, dtype=jnp.int32) - sizes_NX
