@@ -128,8 +128,8 @@ def _travelled(apply: Callable, factor: float, way: Way, n: int, arrays, rows_MD
     return _round(partial(apply, arrays), rows_MD, sizes_SDE, way.expert, number * R, R)
 
   @jax.custom_vjp
-  def further(arrays, rows_MD, sizes_SDE):
-    return summed(lambda number: round_(arrays, rows_MD, sizes_SDE, number), rows_MD, sizes_SDE)
+  def further(arrays, rows_MD, sizes_SDE, y_MD):
+    return summed(lambda number: round_(arrays, rows_MD, sizes_SDE, number), y_MD, sizes_SDE)
 
   def backward(given, g_MD):
     *inputs, sizes_SDE = given
@@ -137,17 +137,16 @@ def _travelled(apply: Callable, factor: float, way: Way, n: int, arrays, rows_MD
     def gradients(number):
       return jax.vjp(lambda arrays, rows_MD: round_(arrays, rows_MD, sizes_SDE, number), *inputs)[1](g_MD)
 
-    return *summed(gradients, tuple(inputs), sizes_SDE), None
+    return *summed(gradients, jax.tree.map(jnp.zeros_like, tuple(inputs)), sizes_SDE), None, g_MD
 
-  def summed(of_round, like, sizes_SDE):
+  def summed(of_round, first, sizes_SDE):
     most = jax.lax.pmax(jnp.max(sizes_SDE.sum((0, 2))), (*way.tokens[0], *way.tokens[1]))
-    zeros = jax.tree.map(jnp.zeros_like, like)
     with jax.named_scope(SELDOM):
-      return jax.lax.fori_loop(1, -(-most // R), lambda i, sums: jax.tree.map(jnp.add, sums, of_round(i)), zeros)
+      return jax.lax.fori_loop(1, -(-most // R), lambda i, sums: jax.tree.map(jnp.add, sums, of_round(i)), first)
 
-  further.defvjp(lambda *given: (further(*given), given), backward)
+  further.defvjp(lambda *given: (further(*given), given[:3]), backward)
   y_MD = round_(arrays, rows_MD, sizes_SDE, 0)
-  return y_MD if R == n * M else y_MD + further(arrays, rows_MD, sizes_SDE)
+  return y_MD if R == n * M else further(arrays, rows_MD, sizes_SDE, y_MD)
 
 
 def _round(apply: Callable, rows_MD: jax.Array, sizes_SDE: jax.Array, axis: str, begin, R: int) -> jax.Array:

@@ -23,13 +23,13 @@ def dropless(
   k = experts_BTk.shape[-1]
   experts_M = experts_BTk.reshape(B * T, k).T.reshape(-1)
   order_M, place_M, _, sizes_E = by_expert(experts_M, experts)
-  rows_MD = exchange(x_BTD.reshape(B * T, D), order_M, place_M, k)
-  y_MD = exchange(apply(rows_MD, sizes_E), place_M, order_M, 1)
+  rows_MD = exchange(x_BTD.reshape(B * T, D), order_M, place_M, k, True)
+  y_MD = exchange(apply(rows_MD, sizes_E), place_M, order_M, 1, True)
   return combine(y_MD.reshape(k, B * T, D), gates_BTk.reshape(B * T, k).T).reshape(B, T, D)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def exchange(x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def exchange(x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int, whole: bool = False) -> jax.Array:
   """Move rows: `y[m] = x[index[m] % N]`, zeros where `index[m]` is `copies * N`.
 
   Args:
@@ -38,20 +38,22 @@ def exchange(x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int) 
     back: int32 [copies * N], the inverse: the destination of each copy, M if none. It makes the gradient a gather,
       which unlike a scatter is deterministic and fast everywhere.
     copies: number of copies of each row.
+    whole: whether every copy has a destination, and every destination a copy.
   """
   N = x_ND.shape[0]
-  return _take(x_ND, jnp.where(index_M < copies * N, index_M % N, N))
+  return _take(x_ND, index_M % N if whole else jnp.where(index_M < copies * N, index_M % N, N), whole)
 
 
-def _exchange_backward(copies, back, g_MD):
-  return jnp.sum(_take(g_MD, back).reshape(copies, -1, g_MD.shape[1]), axis=0), None, None
+def _exchange_backward(copies, whole, back, g_MD):
+  return jnp.sum(_take(g_MD, back, whole).reshape(copies, -1, g_MD.shape[1]), axis=0), None, None
 
 
-exchange.defvjp(lambda x, index, back, copies: (exchange(x, index, back, copies), back), _exchange_backward)
+exchange.defvjp(lambda x, index, back, *static: (exchange(x, index, back, *static), back), _exchange_backward)
 
 
-def _take(x_ND: jax.Array, index_M: jax.Array) -> jax.Array:
-  return jnp.take(x_ND, index_M, axis=0, mode="fill", fill_value=0)
+def _take(x_ND: jax.Array, index_M: jax.Array, whole: bool) -> jax.Array:
+  mode = dict(mode="clip") if whole else dict(mode="fill", fill_value=0)  # a fill is a pass of its own on TPU
+  return jnp.take(x_ND, index_M, axis=0, **mode)
 
 
 def by_expert(experts_M: jax.Array, experts: int):
