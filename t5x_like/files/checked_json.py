@@ -1,4 +1,4 @@
-"""JSON: the only reader of texts and lines from outside the program, which checks the outermost type; and digests."""
+"""The only reader of JSON from outside the program, which checks the outermost type, and digests of values as JSON."""
 
 import hashlib
 import json
