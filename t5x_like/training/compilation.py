@@ -149,7 +149,7 @@ def peak_flops(device: jax.Device) -> tuple[float, str]:
   """
   kind = device.device_kind
   for name in sorted(_PEAK, key=len, reverse=True):
-    if kind.startswith(name):
+    if kind.startswith(name) and " MIG " not in kind:  # a part of a GPU
       return _PEAK[name], f"{name} data sheet, 16-bit"
   if device.platform != "cpu":
     return 0.0, f"no data sheet of {kind} is known; set --config.peak_flops"

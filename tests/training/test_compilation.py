@@ -171,8 +171,9 @@ def test_peaks_of_data_sheets(kind, peak):
   assert found == peak and "data sheet" in source
 
 
-def test_an_unknown_accelerator_has_no_peak():
-  peak, source = compilation.peak_flops(types.SimpleNamespace(device_kind="Riva 128", platform="gpu"))
+@pytest.mark.parametrize("kind", ["Riva 128", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"])
+def test_an_unknown_accelerator_and_a_part_of_one_have_no_peak(kind):
+  peak, source = compilation.peak_flops(types.SimpleNamespace(device_kind=kind, platform="gpu"))
   assert peak == 0 and "set --config.peak_flops" in source
 
 
