@@ -36,18 +36,9 @@ _MNLI = Files(
 # Dev sets, as the tables of https://github.com/microsoft/unilm (minilm/README.md) and of
 # https://github.com/facebookresearch/fairseq (examples/roberta/README.md) print them.
 _PUBLISHED = {
-  "BERT base": {"mnli": 84.5, "sst2": 93.2, "qnli": 91.7, "cola": 58.9, "rte": 68.6, "mrpc": 87.3, "qqp": 91.3},
-  "MiniLM-L6xH384": {"mnli": 83.3, "sst2": 91.5, "qnli": 90.5, "cola": 47.5, "rte": 68.8, "mrpc": 88.9, "qqp": 90.6},
-  "RoBERTa base": {
-    "mnli": 87.6,
-    "qnli": 92.8,
-    "qqp": 91.9,
-    "rte": 78.7,
-    "sst2": 94.8,
-    "mrpc": 90.2,
-    "cola": 63.6,
-    "stsb": 91.2,
-  },
+  "BERT base": dict(mnli=84.5, sst2=93.2, qnli=91.7, cola=58.9, rte=68.6, mrpc=87.3, qqp=91.3),
+  "MiniLM-L6xH384": dict(mnli=83.3, sst2=91.5, qnli=90.5, cola=47.5, rte=68.8, mrpc=88.9, qqp=90.6),
+  "RoBERTa base": dict(mnli=87.6, qnli=92.8, qqp=91.9, rte=78.7, sst2=94.8, mrpc=90.2, cola=63.6, stsb=91.2),
 }
 
 
