@@ -39,7 +39,7 @@ def sizes(benchmark: Benchmark, data: str | None) -> dict[str, str]:
     source = open_source(benchmark.files.source, data_dir=data) if data and benchmark.files else None
   except UserError:
     return {}
-  own = [where if isinstance(where, str) else where["split"] for where in benchmark.evaluated.values()]
+  own = [parted(where if isinstance(where, str) else where["split"])[0] for where in benchmark.evaluated.values()]
   found = [split for split in dict.fromkeys(["train", *own]) if source and split in source.splits]
   facts = {split: source.split_facts(split) for split in found}
   told = [f"{split} of {_bytes(one['files']):,} bytes {one['share'] or ''}".strip() for split, one in facts.items()]
