@@ -39,6 +39,10 @@ from t5x_like.files.places import place
 
 FORMS = {one.__name__: one for one in (suites.labelled, suites.chosen, suites.generated, suites.tagged, suites.spans)}
 _NUMBERS = slots.Condition("numbers by name", lambda found: all(slots.fits(one, float) for one in found.values()))
+_SPLITS = slots.Condition(
+  "a split for each name, or changes to the task that include a split",
+  lambda found: all(isinstance(one.get("split") if isinstance(one, dict) else one, str) for one in found.values()),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +134,7 @@ def _formed(where: str, form: Any, table: dict[str, Any]) -> Benchmark:
   fields = table["files"].get("fields") if isinstance(table.get("files"), dict) else None
   if "ids" in parameters and not (isinstance(fields, dict) and "idx" in fields):
     defaults["ids"] = ()  # only the records of leaderboards have numbers
+  slots.typed(f"{where}.evaluated", table.get("evaluated"), Annotated[dict, _SPLITS] | None)
   values = slots.fill(where, defaults | table, function)
   try:
     return function(values.pop("source"), values.pop("examples"), **values, **more)

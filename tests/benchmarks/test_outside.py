@@ -9,6 +9,7 @@ import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the run is o
 from t5x_like import evaluate, train, trust
 from t5x_like.benchmarks import outside, suite
 from t5x_like.corpora.sources import open_source
+from t5x_like.errors import UserError
 from tests.runs import REPO, alone
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
@@ -172,6 +173,18 @@ files = {name = "reviews", format = "tsv", splits = {train = "a.tsv", validation
 text = "{text}"
 evaluated = {dev = "validation[:3]"}
 """
+
+
+def test_splits_of_another_form_are_told(tmp_path):
+  for evaluated in ('{dev = {language = "de"}}', "{dev = 5}"):
+    (tmp_path / "mine.toml").write_text(STARS.replace('{dev = "validation[:3]"}', evaluated))
+    with pytest.raises(UserError, match="stars.evaluated: found {'dev': .*, expected a split for each name"):
+      outside.suite(f"{tmp_path}/mine.toml")
+  for files in ("5", "[]", "[5]"):
+    (tmp_path / "mine.toml").write_text(STARS.replace('"b.tsv"', files))
+    task = outside.suite(f"{tmp_path}/mine.toml").tasks["stars"]
+    with pytest.raises(UserError, match="found no table of files .*, expected a JSON object with name, for"):
+      open_source(task.files.source, data_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize("labels", ["[1, 2, 3]", '["1", "2", "3"]'])

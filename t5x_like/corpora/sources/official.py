@@ -63,13 +63,13 @@ class Source(Base):
     try:
       self._about = json.loads(rest)
       self._table = _Table(**self._about)
-    except (ValueError, TypeError) as error:
+      self._paths, self._shares = _found(self._table, data_dir)
+    except (AttributeError, IndexError, ValueError, TypeError) as error:
       raise UserError(
         f"source official:{rest}: found no table of files ({one_line(error)}), expected a JSON object with name, format"
         " and splits"
       ) from None
     self._fields = tuple(dict.fromkeys(field.partition(".")[0] for field in fields)) or tuple(self._table.fields)
-    self._paths, self._shares = _found(self._table, data_dir)
     self.name, self.splits = self._table.name, tuple(self._paths)
 
   def _open(self, split: str) -> Base:
