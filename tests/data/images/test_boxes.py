@@ -2,6 +2,7 @@
 
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, task
 from t5x_like.data.augmentations import chained
 from t5x_like.data.box_augmentations import crop, flip, resize, scale_jitter
+from t5x_like.data.images import boxes
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
@@ -225,6 +227,10 @@ def test_voc_in_any_letter_case_and_difficult_objects_are_neither_asked_for_nor_
     made = built(source, tmp_path, split=split)
     assert made.num_examples == 2 and made.boxes.difficult.tolist() == [True, False, False, False]
   assert (built(source, tmp_path, split="test").boxes.slots(9)[1] >= 0).sum(1).tolist() == [1, 2]
+  notes, _ = boxes.notes(SimpleNamespace(classes=lambda field: ("cell",)), "objects", "image", ())
+  tfds = {"bbox": np.tile([0.0, 0, 0.5, 1], (2, 1)), "label": ["cell"] * 2, "is_difficult": np.array([False, True])}
+  kept = notes.of({"image": picture(), "objects": tfds}, "a record")
+  assert kept["difficult"].tolist() == [False, True] and not kept["crowds"].any()
 
 
 def tabled(root, rows: list[str], header="filename,width,height,class,xmin,ymin,xmax,ymax", name="boxes.csv") -> str:
