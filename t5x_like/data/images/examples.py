@@ -119,19 +119,22 @@ class Pixels:
   def decoded(self, data: tf.Tensor, box: Callable[[tf.Tensor], tf.Tensor] | None = None) -> tf.Tensor:
     """Decode an image, or only the box that `box` makes of its height and width: float32 [Y, X, C] in 0 to 255."""
 
-    def whole() -> tf.Tensor:
+    def other() -> tf.Tensor:
       image = tf.io.decode_image(data, self._channels, expand_animations=False)
       image = tf.ensure_shape(image, [None, None, self._channels])
       return cut(image, box(tf.shape(image)[:2])) if box else image
 
-    def part() -> tf.Tensor:
+    def jpeg() -> tf.Tensor:
+      about = dict(channels=self._channels, dct_method="INTEGER_ACCURATE")  # as Pillow has it
+      if box is None:
+        return tf.io.decode_jpeg(data, **about)
       size_2 = tf.io.extract_jpeg_shape(data)[:2]
       y, x, h, w = tf.unstack(box(size_2))
       # The colours of the last column take the next one into account.
-      wider = tf.io.decode_and_crop_jpeg(data, [y, x, h, tf.minimum(w + 1, size_2[1] - x)], self._channels)
+      wider = tf.io.decode_and_crop_jpeg(data, [y, x, h, tf.minimum(w + 1, size_2[1] - x)], **about)
       return tf.ensure_shape(wider, [None, None, self._channels])[:, :w]
 
-    image = tf.cond(tf.io.is_jpeg(data), part, whole) if box else whole()
+    image = tf.cond(tf.io.is_jpeg(data), jpeg, other)
     return tf.cast(tf.ensure_shape(image, [None, None, self._channels]), tf.float32)
 
   def normalised(self, image_YXC: tf.Tensor) -> tf.Tensor:

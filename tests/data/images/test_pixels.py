@@ -12,7 +12,7 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 @pytest.mark.parametrize("form", ["4:4:4", "4:2:0", "grey", "progressive", "PNG"])
-def test_a_part_of_a_file_is_decoded_as_the_whole_is(form):
+def test_a_part_of_a_file_is_decoded_as_the_whole_is_and_as_pillow_does(form):
   image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 11, 3)).astype(np.uint8)).resize((83, 61))
   options = {"4:4:4": {"subsampling": 0}, "4:2:0": {"subsampling": 2}, "progressive": {"progressive": True}}
   file = io.BytesIO()
@@ -21,6 +21,7 @@ def test_a_part_of_a_file_is_decoded_as_the_whole_is(form):
   )
   pixels, data = examples.Pixels(None, 3, (0.5,), (0.5,)), tf.constant(file.getvalue())
   whole = pixels.decoded(data).numpy()
+  assert np.array_equal(whole, np.asarray(Image.open(file).convert("RGB")))
   for y, x, h, w in ((0, 0, 61, 83), (7, 13, 29, 31), (60, 82, 1, 1), (0, 33, 61, 17)):
     assert np.array_equal(
       pixels.decoded(data, lambda _, box=(y, x, h, w): tf.constant(box)), whole[y : y + h, x : x + w]
