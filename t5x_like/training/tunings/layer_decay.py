@@ -25,8 +25,10 @@ Place = tuple[int, int, int]  # in the trunk: after the convolutions, the stage,
 
 
 def make(*, rate: float = 0.9) -> Tuning:
-  """Multiply the learning rate by `rate` for each layer below the heads, which have the schedule's. Embeddings,
-  patches, class tokens, registers and positions have the lowest (Clark et al. 2020, appendix A: 0.9 to 0.6; He et al. 2022: 0.75).
+  """Multiply the learning rate by `rate` for each layer below the heads, which have the schedule's.
+
+  Embeddings, patches, class tokens, registers and positions have the lowest (Clark et al. 2020, appendix A: 0.9 to 0.6;
+  He et al. 2022: 0.75).
 
   Layers are counted through all stages of a model. A norm after the last layer has that layer's rate; the merging of
   patches before a stage has its first layer's.
