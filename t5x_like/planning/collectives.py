@@ -2,7 +2,8 @@
 
 *Ring bytes* are the bytes one device sends when N devices run a collective around a ring, the minimum of any algorithm
 (Patarasuk and Yuan 2009): (N - 1) / N * b for an all-gather with a result of b bytes, the same for a reduce-scatter or
-all-to-all with an operand of b bytes, twice that for an all-reduce, and b for a permutation.
+all-to-all with an operand of b bytes, twice that for an all-reduce, and b for a permutation. A ragged all-to-all sends
+what its sizes say when it runs; it counts as the smaller of its two arrays, full.
 
 A reduce-scatter that the TPU compiler prints as one fusion of an all-reduce and a slice counts as a reduce-scatter. An
 all-reduce whose result is sliced elsewhere counts as an all-reduce, because all of it is sent. An asynchronous
@@ -133,7 +134,9 @@ def _bytes(instruction: Instruction, kind: str, shapes: Mapping[str, str], n: in
   """Return the bytes of the larger side: the operands of a reduction or scatter, the results of a gather."""
   if instruction.opcode == "send":
     return type_bytes(elements(instruction.type)[0]) * (n if kind == "all-gather" else 1)
-  if kind in ("all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute"):
+  if kind == "ragged-all-to-all":  # (rows to send, the array that those of others are written into, …)
+    return min((type_bytes(shapes[name]) for name in instruction.operands[:2] if name in shapes), default=0)
+  if kind in ("all-reduce", "reduce-scatter", "all-to-all", "collective-permute"):
     return sum(type_bytes(shapes[name]) for name in instruction.operands if name in shapes)
   parts = elements(instruction.type)
   if instruction.opcode.endswith("-start"):  # (operands, results, contexts…)

@@ -367,3 +367,19 @@ def test_what_is_sent_between_slices_counts(kind, ring):
   (row,) = collectives(Program(told), {"replica": 4, "fsdp": 2, "tensor": 2})
   assert (row.axes, row.devices, row.asynchronous, row.ring_bytes) == ("replica", 4, True, ring * 128)
   assert row.kind in ("collective-permute", kind.lower().replace("_", "-")) and row.group == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize("sent, into", [(100, 125), (125, 100)], ids=["there", "back"])
+def test_a_ragged_all_to_all_sends_no_array_twice(sent, into):
+  """The array that rows are written into is an operand, but stays where it is."""
+  text = f"""HloModule m
+
+ENTRY %main (x: bf16[{sent},8], into: bf16[{into},8], sizes: s32[4]) -> bf16[{into},8] {{
+  %x = bf16[{sent},8]{{1,0}} parameter(0)
+  %into = bf16[{into},8]{{1,0}} parameter(1)
+  %sizes = s32[4]{{0}} parameter(2)
+  ROOT %out = bf16[{into},8]{{1,0}} ragged-all-to-all(%x, %into, %sizes, %sizes, %sizes, %sizes), GROUPS
+}}
+""".replace("GROUPS", "channel_id=1, replica_groups={{0,1,2,3}}")
+  (row,) = collectives(Program(text), {"expert": 4})
+  assert (row.bytes, row.ring_bytes) == (100 * 8 * 2, 100 * 8 * 2 * 3 / 4)
