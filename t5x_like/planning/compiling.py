@@ -124,12 +124,11 @@ def _rows(rules, batch_size: int) -> dict[str, int]:
   """Describe how the rows of a global batch are spread over hosts."""
   held = rows_by_process(rules.batch(), batch_size)
   counts = [len(rows) for rows in held.values()]
-  read = np.unique(np.concatenate(list(held.values())))
   return {
     "hosts": len(held),
     "fewest": min(counts),
     "most": max(counts),
-    "read": len(read),
+    "read": len(np.unique(np.concatenate(list(held.values())))),
     "ranges": sum(bool(rows[-1] - rows[0] == len(rows) - 1) for rows in held.values()),
   }
 
@@ -212,11 +211,8 @@ def _verdict(told: dict[str, Any]) -> str:
   of = f"{told['total_gigabytes']:.2f} of {memory['hbm'] / _GIGA:.2f} GB a device"
   if not told["fits"]:
     return f"does not fit: {of}"
-  return f"fits: {of}" + (_GATHERS if told["step"] == "decode" and _gathers_often(told) else "")
-
-
-def _gathers_often(told: dict[str, Any]) -> bool:
-  return told["ring_gigabytes"] > _OFTEN * told["minimum_ring_gigabytes"] > 0
+  often = told["step"] == "decode" and told["ring_gigabytes"] > _OFTEN * told["minimum_ring_gigabytes"] > 0
+  return f"fits: {of}" + (_GATHERS if often else "")
 
 
 def main(request: str, answer: str) -> None:

@@ -63,9 +63,8 @@ def _equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags]:
   inner = compilation.inner(given)
   if inner and len(inner[0].invars) == len(inputs):  # a scatter's, a reduction's is of two numbers
     return _counted(inner[0], inputs, halved)
-  depends = any(inputs) and name != "stop_gradient"
-  floats = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in equation.outvars]
-  results = [depends and (f or v.aval.dtype == jnp.int8) for f, v in zip(floats, equation.outvars)]  # rounded factors
+  depends = any(inputs) and name != "stop_gradient"  # of integers, factors rounded to 8 bits alone
+  results = [depends and (jnp.issubdtype(d := v.aval.dtype, jnp.inexact) or d == jnp.int8) for v in equation.outvars]
   return compilation.equation_flops(equation, halved) * (1 + sum(inputs[:2])), results
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from t5x_like.nn.cores._blocks import padded
 from t5x_like.nn.cores._devices import PerDevice
-from t5x_like.parallel.constrain import platform
+from t5x_like.parallel.constrain import current, platform
 
 DTYPES = (jnp.bfloat16, jnp.float16)
 WIDEST = 128  # head width; 256 from Hopper on
@@ -28,6 +28,11 @@ class CuDnn(PerDevice):
       return words
     if platform() != "gpu":
       return f"a {platform().upper()}, it needs an NVIDIA GPU"
+    layout = current()
+    device = jax.devices()[0] if layout is None else layout.mesh.devices.flat[0]
+    major = getattr(device, "compute_capability", "8.0").partition(".")[0]  # of AMD's, no number
+    if not major.isdigit() or int(major) < 8:
+      return f"a {device.device_kind}, it needs an NVIDIA GPU since Ampere"
     if width > WIDEST or width % 8 or q.dtype not in DTYPES:
       return f"heads of width {width} in {q.dtype}, which must be at most {WIDEST} wide in 16 bits"
     if mask.window is not None and not mask.causal:

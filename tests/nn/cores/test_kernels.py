@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import types
 from functools import partial
 
 import core_cases as cases
@@ -17,7 +18,7 @@ from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.cores.splash import Splash
 from t5x_like.nn.dims import Dropout
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.parallel.constrain import target
+from t5x_like.parallel.constrain import activated, target
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
@@ -122,6 +123,18 @@ def test_the_choice(platform, kind, options, expected):
   assert (name(64), name(512), name(2048)) == (few, some, expected)
   if "causal" in kind:
     assert name(2048, aligned=False) == "chunked"
+
+
+@pytest.mark.parametrize(
+  "capability, name", [("7.5", "chunked"), ("gfx942", "chunked"), ("8.0", "cudnn"), ("12.0", "cudnn")]
+)
+def test_gpus_that_cudnn_does_not_support_have_the_core_of_all_platforms(capability, name):
+  """Those before Ampere, and AMD's."""
+  device = types.SimpleNamespace(device_kind="a GPU", compute_capability=capability)
+  mesh = types.SimpleNamespace(devices=np.array([device]))
+  x, mask = jax.ShapeDtypeStruct((2, 1024, 4, 64), jnp.bfloat16), cases.mask("full", 1024)
+  with target("gpu"), activated(types.SimpleNamespace(mesh=mesh, ways=lambda name: 1)):
+    assert Auto().chosen(x, x, mask, Softmax()).name == name
 
 
 def test_dropout_in_longer_rows_takes_the_kernel_that_draws_it_as_far_as_it_goes():
