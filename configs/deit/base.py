@@ -13,7 +13,7 @@ DeiT-Ti; `:small,alone` learns without a teacher. Expected (tables 2 and 5): B 8
 RegNetY of 82.9 %, and B 81.9 % from a DeiT-B of 81.8 %; alone B 81.8, S 79.8, Ti 72.2 %. Accuracies of S after 10, 50
 and 90 epochs are not published as text: the authors' logs, which end at 79.8 (facebookresearch/deit, issues 16 and 18),
 lie outside their repository. 8 or more accelerators. `:small,alone` planned for 8 chips of v5e (`--topology=v5e:2x4`):
-6.7 of 17.2 GB a chip, at least 0.14 s a step and 15 hours for 300 epochs. Not run at full size here.
+4.8 of 17.2 GB a chip, at least 0.08 s a step and 9 hours for 300 epochs. Not run at full size here.
 """
 
 from typing import Literal
