@@ -327,7 +327,8 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
     rows = _built(config, config.train_split).num_examples
     config.total_steps = max(1, math.ceil(epochs * rows / config.batch_size))
   given = {word.split("=")[0].split(".")[-1] for word in changes}
-  every, warm_up = math.ceil(config.total_steps / options.evaluations), max(1, config.total_steps // _WARM_UP)
+  every = math.ceil(config.total_steps / options.evaluations)
+  warm_up = min(max(1, config.total_steps // _WARM_UP), config.total_steps - 1)
   defaults = (("eval_every", config, every), ("every", config.checkpoint, every))
   for key, node, value in (*defaults, ("warmup_steps", config.schedule, warm_up)):
     if key in node and key not in given:

@@ -200,6 +200,7 @@ def test_numbers_that_name_classes_are_the_files_labels(tmp_path, labels):
   options = suite.Options(["run"], tmp_path / "out", data=str(tmp_path), overrides=["total_steps=1"], max_examples=2)
   config = suite._config("stars", task, "encoder", None, 0, "run", options)
   assert config.evals.dev.split == config.eval_split == "validation[:2]"
+  assert config.schedule.warmup_steps == 0  # fewer than the only step
   options = suite.Options(["run"], tmp_path / "out", data=str(tmp_path), overrides=["total_steps=1"], max_examples=4)
   assert suite._config("stars", task, "encoder", None, 0, "run", options).eval_split == "validation[:3]"
 
