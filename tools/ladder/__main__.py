@@ -23,9 +23,8 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from t5x_like import command_line, recipes, train
-from t5x_like import config as config_lib
 from t5x_like.errors import NumericError, UserError, door
-from t5x_like.files import outputs
+from t5x_like.files import checked_json, outputs
 from t5x_like.files.places import directory
 from t5x_like.report.writer import read_metrics
 from tools.ladder import fitting, page, sizes
@@ -135,7 +134,7 @@ class Ladder:
     with config.unlocked(), config.schedule.unlocked(), config.schedule.ignore_type():
       config.total_steps, config.eval_every, config.seed = steps, steps, seed
       config.schedule.learning_rate = rate
-    name = f"{size}_steps{steps}_rate{rate:g}_{config_lib.digest(config)[:8]}"
+    name = f"{size}_steps{steps}_rate{rate:g}_{checked_json.digest(config.to_dict())[:8]}"
     workdir = f"{self.workdir}/runs/{name}"
     count = sizes.parameters(resolve(config))
     if not (rows := self._finished(workdir, steps)):
