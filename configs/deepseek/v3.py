@@ -7,8 +7,9 @@ Sections 4.1 and 4.2: windows of 4,096 tokens, 14.8 trillion of them, AdamW, wei
 1e-4 for the balance within rows, biases that move by 0.001. The rate stays at 2.2e-4 for 10 trillion tokens, falls to a
 tenth on a cosine over 4.3 trillion and stays there (in the paper, at 7.3e-6 for the last 167 billion). The paper's
 batch grows from 3,072 to 15,360 rows over 469 billion tokens; after 10 trillion set --config.objective.next_weight=0.1,
-for the last 0.5 --config.model.design.experts.bias_rate=0. No token is dropped. 2,048 accelerators or more. The
-published base model scores 87.1 on MMLU with 5 shots (table 3). Not run at full size here.
+for the last 0.5 --config.model.design.experts.bias_rate=0. No token is dropped. 2,048 accelerators or more: v5p 8x16x16
+holds 12,288 rows in 98.0 of 102.0 GB (docs/plans.md). The published base model scores 87.1 on MMLU with 5 shots (table
+3). Not run at full size here.
 """
 
 from t5x_like.config import defaults
