@@ -129,7 +129,7 @@ def _travelled(apply: Callable, factor: float, way: Way, n: int, arrays, rows_MD
 
   @jax.custom_vjp
   def further(arrays, rows_MD, sizes_SDE, y_MD):
-    return summed(lambda number: round_(arrays, rows_MD, sizes_SDE, number), y_MD, sizes_SDE)
+    return over_rounds(lambda number: round_(arrays, rows_MD, sizes_SDE, number), y_MD, sizes_SDE)
 
   def backward(given, g_MD):
     *inputs, sizes_SDE = given
@@ -137,9 +137,10 @@ def _travelled(apply: Callable, factor: float, way: Way, n: int, arrays, rows_MD
     def gradients(number):
       return jax.vjp(lambda arrays, rows_MD: round_(arrays, rows_MD, sizes_SDE, number), *inputs)[1](g_MD)
 
-    return *summed(gradients, jax.tree.map(jnp.zeros_like, tuple(inputs)), sizes_SDE), None, g_MD
+    return *over_rounds(gradients, jax.tree.map(jnp.zeros_like, tuple(inputs)), sizes_SDE), None, g_MD
 
-  def summed(of_round, first, sizes_SDE):
+  def over_rounds(of_round, first, sizes_SDE):
+    """Add what each round after the first returns to `first`."""
     most = jax.lax.pmax(jnp.max(sizes_SDE.sum((0, 2))), (*way.tokens[0], *way.tokens[1]))
     with jax.named_scope(SELDOM):
       return jax.lax.fori_loop(1, -(-most // R), lambda i, sums: jax.tree.map(jnp.add, sums, of_round(i)), first)
@@ -157,10 +158,9 @@ def _round(apply: Callable, rows_MD: jax.Array, sizes_SDE: jax.Array, axis: str,
   before_SDE = jnp.clip(begin - into_SDE, 0, sizes_SDE)
   now_SDE = jnp.clip(begin + R - into_SDE, 0, sizes_SDE) - before_SDE
   there = from_SDE + before_SDE, now_SDE, jnp.clip(into_SDE - begin, 0, R)
-  back = tuple(jnp.swapaxes(places, 0, 1) for places in reversed(there))
   came_RD = _sent(rows_MD, there, (rows_MD.shape[0], R), axis)  # sorted by expert, then by source
   y_RD = apply(came_RD, now_SDE[:, jax.lax.axis_index(axis)].sum(0))
-  return _sent(y_RD, back, (R, rows_MD.shape[0]), axis)
+  return _sent(y_RD, _reversed(there), (R, rows_MD.shape[0]), axis)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -171,12 +171,12 @@ def _sent(x: jax.Array, places: Places, rows: tuple[int, int], axis: str) -> jax
     places: int32 [S, D, E], of slice E from device S to device D: its place at S, its rows, its place at D.
   """
   mine = jax.lax.axis_index(axis)
-  from_DE, sizes_DE, into_DE = (x[mine] for x in places)
-  into_SE, sizes_SE = places[2][:, mine], places[1][:, mine]
+  from_DE, sizes_DE, into_DE = (table[mine] for table in places)
+  _, sizes_SE, into_SE = (table[:, mine] for table in places)
   if platform() in ("tpu", "gpu"):
     empty = jnp.zeros((rows[1], x.shape[1]), x.dtype)
     empty = jax.lax.optimization_barrier(empty)  # TPU would fill the exchange's own layout, four times slower
-    slices = (x.reshape(-1) for x in (from_DE, sizes_DE, into_DE, sizes_SE))
+    slices = (table.reshape(-1) for table in (from_DE, sizes_DE, into_DE, sizes_SE))
     return jax.lax.ragged_all_to_all(x, empty, *slices, axis_name=axis)
   blocks = jnp.take(x, _rows_of(from_DE, sizes_DE, rows[0]), axis=0, mode="fill", fill_value=0)
   came = jax.lax.all_to_all(blocks, axis, 0, 0)
@@ -184,11 +184,15 @@ def _sent(x: jax.Array, places: Places, rows: tuple[int, int], axis: str) -> jax
 
 
 def _sent_backward(rows, axis, places, g):
-  back = tuple(jnp.swapaxes(x, 0, 1) for x in reversed(places))
-  return _sent(g, back, rows[::-1], axis), None
+  return _sent(g, _reversed(places), rows[::-1], axis), None
 
 
-_sent.defvjp(lambda x, places, rows, axis: (_sent(x, places, rows, axis), places), _sent_backward)
+_sent.defvjp(lambda x, places, *static: (_sent(x, places, *static), places), _sent_backward)
+
+
+def _reversed(places: Places) -> Places:
+  """Return the places of the way back."""
+  return tuple(jnp.swapaxes(table, 0, 1) for table in reversed(places))
 
 
 def _rows_of(begin_NE: jax.Array, sizes_NE: jax.Array, size: int) -> jax.Array:
