@@ -28,9 +28,7 @@ from t5x_like.parallel.constrain import Layout, activated, platform
 
 _MOVING = "activation_expert", "mlp"
 SELDOM = "seldom"  # the scope of loops that balanced loads skip; `planning` counts them as skipped
-
-
-Places = tuple[jax.Array, jax.Array, jax.Array]
+Places = tuple[jax.Array, jax.Array, jax.Array]  # see `_sent`
 
 
 class Way(NamedTuple):
@@ -77,18 +75,17 @@ def dispatched(layer, mesh, way: Way, x_BTD: jax.Array, routing, apply: Callable
       f"config.model.design.mlp_dropout: found {layer.dropout_rate}, expected 0 for experts dispatched as 'dropless' on"
       " several devices; set it, or config.model.design.experts.dispatch=capacity"
     )
-  named = params.named_params(layer)
-  others = {name: p.get_value() for name, p in named.items()}  # of the router, unused here
-  experts = {name: p for name, p in named.items() if _axes(p)[0] == "expert"}
-  arrays = {}
-  for name, axes in ((name, _axes(p)) for name, p in experts.items()):  # they are gathered in the compute dtype
-    whole = math.prod(mesh.shape[axis] for axis in way.mlp) if "mlp" not in axes else 1  # added by as many devices
-    arrays[name] = (others[name] / whole).astype(x_BTD.dtype)
+  whole, arrays, parts = params.arrays(layer), {}, {}
+  for name, p in params.named_params(layer).items():
+    if (axes := _axes(p))[0] == "expert":  # the router's and the shared experts' do not go along
+      added = math.prod(mesh.shape[axis] for axis in way.mlp) if "mlp" not in axes else 1  # by as many devices
+      arrays[name] = (whole[name] / added).astype(x_BTD.dtype)  # gathered in the compute dtype
+      parts[name] = _spec(axes, way)
   tokens = PartitionSpec(*(part or None for part in way.tokens), None)
 
   def summed(arrays, rows_RD, sizes_E):
     with activated(None):
-      y_RD = apply(params.with_arrays(layer, others | arrays), rows_RD, sizes_E)
+      y_RD = apply(params.with_arrays(layer, whole | arrays), rows_RD, sizes_E)
     return jax.lax.psum(y_RD, way.mlp) if way.mlp else y_RD
 
   def local(x_BTD, experts_BTk, gates_BTk, arrays):
@@ -98,7 +95,7 @@ def dispatched(layer, mesh, way: Way, x_BTD: jax.Array, routing, apply: Callable
     return moved.dropless(x_BTD, experts_BTk, gates_BTk, layer.experts.experts, product)
 
   given = x_BTD, routing.experts_BTk, routing.gates_BTk, arrays
-  specs = tokens, tokens, tokens, {name: _spec(_axes(p), way) for name, p in experts.items()}
+  specs = tokens, tokens, tokens, parts
   return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=tokens, check_vma=False)(*given)
 
 
@@ -108,9 +105,9 @@ def _axes(param) -> params.Axes:
 
 
 def _spec(axes: params.Axes, way: Way) -> PartitionSpec:
-  """Return the parts of a parameter that a device holds within the layer."""
+  """Return the parts of an expert parameter that a device holds within the layer."""
   parts = {"expert": way.expert, "mlp": way.mlp or None}
-  return PartitionSpec(*(parts.get(name) if "expert" in axes else None for name in axes))
+  return PartitionSpec(*map(parts.get, axes))
 
 
 def _travelled(apply: Callable, factor: float, way: Way, n: int, arrays, rows_MD: jax.Array, sizes_E: jax.Array):
