@@ -1,4 +1,4 @@
-"""Writes docs/plans.md: plans of published models on TPU slices, compiled by the TPU compiler, and what they cost.
+"""Writes the table of docs/plans.md: published models on TPU slices, as the TPU compiler plans them, and their cost.
 
   python -m tools.plans                      # all of them, one after another: about half an hour on two cores
   python -m tools.plans --only='llama.*8b'   # those whose name matches; the others keep their lines
@@ -112,99 +112,13 @@ _KEPT = """fits verdict mesh batch_size remat accumulation_steps memory seconds 
   options counts dearest""".split()
 EXIT_GREW = 4
 _PAGE = pathlib.Path("docs/plans.md")
-_INTRODUCTION = """# Plans
-
-The TPU compiler has compiled each of these steps for its slice, on a machine without a TPU. `python -m tools.plans`
-writes this page; [plan a run](how-to/plan-a-run.md) explains the figures. For hours and cost see [size and
-cost](reference/sizing.md).
-
-All figures are for one device and one step:
-
-- **GB** are 10^9 bytes.
-- **Sent** counts the bytes that a device sends around rings. In brackets stands the least that parameters and gradients
-  need, with the token table gathered like any other parameter. Programs that exchange token vectors send less.
-- **Seconds** are an estimate: the compiler's cycles, attention kernels at a measured share of the peak rate, and the
-  links that the slice has. Gaps between operations are left out.
-- **Compiling** is CPU time on busy cores. Idle cores need up to a third less.
-
-All lines were compiled by libtpu 0.0.52. T5 1.1 XXL on v5e and DeiT-S were compiled before the kernel `fused` and the
-hash that dropout draws from, Swin-T and MAE before the kernel `short`. Rotary positions were turned by a product
-(below) for Mixtral and, among Llama's training steps, for 8B with rows of 2,048 and 8,192, 70B and 405B. The option for
-gathers over a plane (below) was passed for Mixtral, T5 1.1 XXL on v5p, Llama 70B and 405B, and 8B on v6e with rows of
-8,192. **Options** tells whether options of the chip were passed: there are none for evaluation and decoding. Below the
-table stand the dearest operations of each.
-
-Before and after, by today's estimate:
-
-- **BERT-large**: 0.67 s (12 %) at first, 0.42 s (20 %) without arrays of pairs in dropout and with the option for the
-  compiler's memory, 0.35 s (24 %) with minimal remat, dropout by keys and attention in JAX's kernels, 0.24 s (35 %)
-  with the paper's dropout in the kernel `fused`, 0.20 s (42 %) with dropout by a hash and with parameters and optimizer
-  split over the chips ([cause by cause](explanation/cycles.md)).
-- **ViT-H**: 1.33 s (24 %) with full remat, 0.70 s (47 %) with `fused`, the hash, and queries, keys, values, results of
-  attention and the MLP's hidden activations kept.
-- **Swin-L**: 0.66 s (10 %) with full remat and the dense core, 0.46 s (15 %) with the kernel `short`, **0.43 s (16 %)**
-  with the named activations kept, 10.8 GB ([why not more](explanation/cycles.md#others-whose-mark-is-not-reached)).
-- **Llama 8B on v5e**, rows of 2,048: 1.19 s (41 %) for 256 rows without options, 1.06 s (46 %) with them; 1.75 s
-  (55 %) for 512 rows and minimal remat (`--config.model.remat=minimal`), 0.27 s of it in gathers and reduce-scatters
-  that do not grow with the rows; 1.71 s (57 %) without a barrier behind the gradients of joined projections, and 1.67 s
-  (58 %) with rotary positions as below.
-- **Llama 8B on v6e**, 256 rows of 8,192: 1.44 s (32 %) with full remat, 1.21 s (38 %) with the option for gathers over
-  a plane and with rotary positions as below, **1.16 s (40 %)** if queries, keys, values and results of attention are
-  kept. Keeping the MLP's activations costs more in reading them (0.12 s) than it saves. Kernels take 0.29 s.
-- **Larger models**, in brackets by the earlier estimate, which left out kernels and waiting: Llama 70B 59 % (52), 405B
-  55 % (46), Mixtral 37 % (35), T5 1.1 XXL on v5p 46 % (33). Others were overestimated: T5 1.1 XXL on v5e 17 % (24),
-  PaLM 540B 39 % (50), Llama 8B on v6e with rows of 32,768 28 % (51).
-- **Llama 70B**: 13.63 s (59 %, 19.3 GB) with full remat; 12.77 s (63 %, 65.4 GB) if queries, keys, values and results
-  of attention are kept; **11.82 s (68 %, 80.5 GB)** with parameters over a plane of 64 chips (below).
-- **Llama 405B**: 10.20 s (55 %, 38.5 GB) with full remat and parameters over 512 chips in three dimensions, **8.52 s
-  (66 %, 87.3 GB)** over planes of 256 and with attention's activations kept, so that its sums along `tensor` are not
-  made again.
-- **Mixtral**: 3.81 s (37 %) with full remat, 3.59 s (40 %) with the named activations, 3.33 s (43 %) since the experts'
-  outputs are among them, **2.77 s (51 %)** with slots for 1.25 times an expert's share in place of 1.5 and with the
-  option for gathers over a plane.
-- **Switch**: 0.21 s (2 %) for 128 rows, 0.43 s (16 %) for the 2,048 of its recipe, 16.3 GB.
-- **Rotary positions**: a TPU wrote halves of heads with the padding of a whole. They are turned by a product that moves
-  lanes now: Llama 8B on v5e 1.67 s in place of 1.71.
-- **Experts without drops** over eight chips (`dispatch=dropless`) had buffers for the worst case, in which all rows go
-  to one chip. Rows travel in rounds of 1.25 times balanced loads since: Mixtral takes 4.46 s (32 %, named activations
-  kept) in place of 31.68 (full remat, as more did not fit), Qwen 3 235B 13.3 s (20 %) in place of 70.6; [where the rest
-  goes](explanation/cycles.md#experts-without-drops). Plans count one round, which balanced loads need, and grouped
-  products at the rate of attention kernels.
-- **DeepSeek-V3** drops no token since: 65.2 s (21 %) in place of 63.9 s (22 %) with slots for 1.5 times an expert's
-  share.
-- **Gemma 3 27B** with parameters over planes of 64 chips sends 166 GB, over all 256 chips 1,049: 9.70 s (61 %) in place
-  of 10.29 (58 %).
-- **v4** gathers beside the products only by an option, which is passed since: PaLM 540B 30.84 s (39 %) before, 24.72 s
-  (49 %) now; T5 11B 2.01 s (16 %) and 1.63 s (20 %), the latter with `fused` too.
-- **T5 1.1 XXL on v5p 4x4x4**: 1.59 s (46 %) with full remat, dense attention and parameters over all 64 chips, **1.02 s
-  (71 %, 33.6 GB)** with `fused`, the named activations kept, and parameters over planes of 16.
-- **T5 1.1 XXL on v5e 8x8** with the 2,048 rows that the paper gives its largest models (section 3.7): 6.65 s (51 %) in
-  two parts (`--config.batch_size=2048 --config.accumulation_steps=2`, 6.1 GB, compiled in 800 s of CPU time), 8.30 s
-  (41 %) in four, where gathers and sums take turns with fewer rows. The line below has 128 rows.
-
-Two kinds of traffic explain most of the difference from the least:
-
-- **Sums of activations along `tensor`**: 237 of the 541 GB of Llama 405B, and most of the 62 GB of decoding over
-  `tensor`.
-- **All-reduces on three-dimensional tori** (PaLM, T5 11B). Where parameters are gathered from all three
-  dimensions at once, the compiler fills an array with zeros, writes its part and uses an all-reduce, which sends twice
-  the bytes. Over two dimensions it gathers. Llama 70B on v5p 8x8x8 with parameters over 512 chips sends 694 GB (the
-  least is 422) and fills arrays for 0.54 of 12.77 s. Over a plane of 64 chips, with eight copies (`mesh.data=8`,
-  `mesh.fsdp=64`), it sends 415 (421). For such gathers the sparse cores have an option of their own, without which they
-  wait 1.52 s. Split parameters over a plane where a chip's memory holds so large a share of them (13 GB here).
-
-Decode over `tensor`: parameters stay in place. Over `fsdp`, they are gathered again for every token.
-
-"""
+_COLUMNS = "plan", "mesh", "rows", "remat", "GB of HBM", "temporaries", "sent GB (least)", "seconds, MFU", "options"
+_TABLE = f"| {' | '.join(_COLUMNS)} | compiling |"
 
 
-def page(plans: dict[str, dict[str, Any]]) -> str:
-  """Return the page in Markdown."""
-  rows = [
-    "| plan | mesh | rows | remat | GB of HBM | temporaries | sent GB (least) | seconds, MFU | options | compiling |",
-    "|---" * 10 + "|",
-  ]
-  flags = []
+def page(plans: dict[str, dict[str, Any]], text: str) -> str:
+  """Return the page `text` with its table and all below it made anew. The words above the table are written by hand."""
+  rows, flags = [_TABLE, "|---" * 10 + "|"], []
   for name, asked in PLANS.items():
     words = [f"--config={asked.config}", f"--topology={asked.topology}"]
     words += [f"--slices={asked.slices}"] * (asked.slices > 1) + [f"--step={asked.step}"] * (asked.step != "train")
@@ -212,7 +126,7 @@ def page(plans: dict[str, dict[str, Any]]) -> str:
     if name in plans:
       rows.append(_row(name, plans[name]))
   dear = "".join(_dearest(name, plans[name]) for name in PLANS if plans.get(name, {}).get("dearest"))
-  return _INTRODUCTION + "\n".join(rows) + "\n\n```\n" + "\n".join(flags) + f"\n```\n{dear}"
+  return text.partition(_TABLE)[0] + "\n".join(rows) + "\n\n```\n" + "\n".join(flags) + f"\n```\n{dear}"
 
 
 def _dearest(name: str, plan: dict[str, Any]) -> str:
@@ -282,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     plans[name] = {key: value for key, value in plan.items() if key in _KEPT or key.endswith("gigabytes")}
     worst = worst if plan["fits"] else EXIT_DOES_NOT_FIT
     measured.write_text(json.dumps({name: plans[name] for name in PLANS if name in plans}, indent=1) + "\n")
-    _PAGE.write_text(page(plans))
+    _PAGE.write_text(page(plans, _PAGE.read_text() if _PAGE.exists() else "# Plans\n\n"))
   return worst
 
 

@@ -14,8 +14,17 @@ DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 def test_the_page_is_made_of_the_stored_plans():
   stored = json.loads((DOCS / "plans.json").read_text())
   assert list(stored) == [name for name in plans.PLANS if name in stored]
-  assert (DOCS / "plans.md").read_text() == plans.page(stored)
+  text = (DOCS / "plans.md").read_text()
+  assert plans.page(stored, text) == text
   assert any(isinstance(one.get("remat"), dict) for one in stored.values())
+
+
+def test_words_of_the_page_end_at_the_stored_plans():
+  """The figures in bold are the newest of their model."""
+  stored = json.loads((DOCS / "plans.json").read_text()).values()
+  figures = {(f"{one['seconds']['step']:.2f}", f"{100 * one['mfu']:.0f}") for one in stored if one.get("seconds")}
+  told = re.findall(r"\*\*([\d.]+)\s+s\s+\((\d+)\s+%", (DOCS / "plans.md").read_text())
+  assert len(told) >= 5 and not set(told) - figures
 
 
 def test_recipes_tell_the_plans_that_are_stored():
