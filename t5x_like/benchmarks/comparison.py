@@ -35,7 +35,7 @@ def compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
   Returns:
     `names` of the two and `rows`, each with task, metric, first, second (scores), and difference, low, high, p_value:
-    the last three are None where the evaluator's predictions do not tell (SQuAD 2.0, MultiRC, XQuAD).
+    the last three are None where the evaluator's predictions do not tell (SQuAD 2.0, MLQA, MultiRC).
 
   Raises:
     UserError: the two are of other suites, or were evaluated on other examples.

@@ -28,7 +28,7 @@ class Evaluator:
 
   Args:
     unanswerable: whether questions may have no answer, as in SQuAD 2.0.
-    language: the language of XQuAD or MLQA, which selects MLQA's normalisation; None selects SQuAD's.
+    language: a language, which selects MLQA's normalisation; None selects SQuAD's, which XQuAD's published scores have.
     n_best: candidates in the predictions, and the number of starts and ends tried in each window.
     max_answer_tokens, null_threshold: see above.
     ids: fields to copy to the predictions.

@@ -270,7 +270,7 @@ def _language(path: str) -> str | None:
   return found[0] if len(set(found)) == 1 else None
 
 
-def _multilingual(language: str | None = None, normalization: Literal["mlqa", "squad"] = "mlqa") -> Benchmark:
+def _mlqa(language: str | None = None, normalization: Literal["mlqa", "squad"] = "mlqa") -> Benchmark:
   def read(paths: Sequence[str]) -> list[Row]:
     spoken = language or _language(one(paths))
     if spoken not in LANGUAGES:
@@ -280,6 +280,10 @@ def _multilingual(language: str | None = None, normalization: Literal["mlqa", "s
   metric = LocalAnswers(normalize_mlqa if normalization == "mlqa" else lambda text, _: normalize_squad(text))
   gold = lambda row: (row["language"], _right(row))  # noqa: E731
   return Benchmark(metric, gold, read=read, partial=True, part=lambda path: _language(path) or path)
+
+
+def _xquad(language: str | None = None, normalization: Literal["mlqa", "squad"] = "squad") -> Benchmark:
+  return _mlqa(language, normalization)
 
 
 def _record() -> Benchmark:
@@ -368,7 +372,8 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
   "boolq": _set(labels=Choices("False", "True")),
   "squad": lambda: texts("answers", _squad, partial=True),
   "squad_v2": _squad_v2,
-  **dict.fromkeys(("xquad", "mlqa"), _multilingual),
+  "xquad": _xquad,
+  "mlqa": _mlqa,
   "nq": lambda: texts("answers"),
   "webquestions": lambda: texts("answers", _of_suite(text.SUITE.tasks["web_questions"].files)),
   "triviaqa": lambda: texts("answers", normalization="triviaqa"),

@@ -1,4 +1,7 @@
-"""XQuAD (Artetxe et al. 2020): trained on SQuAD 1.1 in English, evaluated in eleven languages."""
+"""XQuAD (Artetxe et al. 2020): trained on SQuAD 1.1 in English, evaluated in eleven languages.
+
+Like XTREME's tables (`evaluate.py`), it is scored by SQuAD's script in every language.
+"""
 
 from t5x_like.benchmarks.suites import Files, Suite, spans
 from t5x_like.benchmarks.suites.squad import FILES
@@ -12,10 +15,7 @@ SUITE = Suite(
       87_599,
       files=FILES,
       evaluated={"dev": "validation"}
-      | {
-        language: {"task": {"source": f"tfds:xquad/{language}"}, "split": "test", "language": language}
-        for language in LANGUAGES
-      },
+      | {language: {"task": {"source": f"tfds:xquad/{language}"}, "split": "test"} for language in LANGUAGES},
       own_files={
         language: Files(f"xquad_{language}", "squad", {"test": [f"xquad.{language}.json"]}) for language in LANGUAGES
       },
