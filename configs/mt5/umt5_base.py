@@ -3,9 +3,8 @@
   python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=VOCABULARY --output=data/mc4_LANGUAGE
   python -m t5x_like.train --config=configs/mt5/umt5_base.py --workdir=runs/umt5_base
 
-The paper (arXiv:2304.09151) draws languages equally, each for a limited number of epochs (UniMax); here they are drawn
-equally, without the limit. The rest is as in `base.py`. Other sizes: `:small`, `:xl`, `:xxl`. Not run at full size
-here.
+Languages are drawn equally, but none of their rows more than once (UniMax with N = 1, arXiv:2304.09151, algorithm 1).
+The rest is as in `base.py`. Other sizes: `:small`, `:xl`, `:xxl`. Not run at full size here.
 """
 
 from typing import Literal
@@ -20,6 +19,6 @@ def get_config(size: Literal["small", "base", "xl", "xxl"] = "base"):
 
   config.model.variant = f"umt5-{size}"
   config.model.vocab_size = 256_384
-  config.task.rates = "equal"
+  config.task.rates, config.task.draws = "unimax", config.batch_size * config.total_steps
   del config.task.temperature
   return config

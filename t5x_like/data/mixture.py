@@ -11,7 +11,8 @@ Worked example, counts (2, 1), so P = 3: the places of period 0, before the shuf
 
 Rates follow Raffel et al. 2020, section 3.5.2: equal; proportional to the number of examples, of which at most
 `maximum` (their K) count; and by temperature: proportional ones raised to 1 / T and normalised again, T = 1 being
-proportional and T -> infinity equal (section 3.5.2; multilingual BERT and mT5 use the exponents 0.7 and 0.3).
+proportional and T -> infinity equal (section 3.5.2; multilingual BERT and mT5 use the exponents 0.7 and 0.3). UniMax's
+are as equal as they can be if no task may be seen more than a few times (Chung et al. 2023).
 """
 
 from __future__ import annotations
@@ -47,6 +48,20 @@ def temperature(num_examples: Sequence[int], temperature: float, maximum: int | 
   counted = np.array([min(n, maximum or n) for n in num_examples], np.float64)
   powers = (counted / counted.max()) ** (1.0 / temperature)
   return (powers / powers.sum()).tolist()
+
+
+def unimax(num_examples: Sequence[float], draws: int, epochs: float) -> list[float]:
+  """Return the draws of each task (Chung et al. 2023, arXiv:2304.09151, algorithm 1).
+
+  From the smallest on, each gets an equal share of the draws that are left, but at most `epochs` times its examples.
+  Worked example: 90 draws of at most 1 epoch of (1, 10, 100) examples are 1, 10 and 79.
+  """
+  found = [0.0] * len(num_examples)
+  left = float(draws)
+  for larger, task in enumerate(sorted(range(len(found)), key=lambda i: num_examples[i])):
+    found[task] = min(left / (len(found) - larger), epochs * num_examples[task])
+    left -= found[task]
+  return found
 
 
 def counts(rates: Mapping[str, float], period: int) -> list[int]:

@@ -54,6 +54,17 @@ def test_rates():
   np.testing.assert_allclose(mixture.temperature([7, 10**9], 1e6), [0.5, 0.5], atol=1e-4)
 
 
+def test_unimax_is_equal_up_to_its_epochs():
+  assert mixture.unimax([100, 1, 10], 90, 1) == [79, 1, 10]
+  generator = np.random.default_rng(0)
+  for epochs in (1, 5):
+    sizes = generator.integers(1, 10**6, 100)
+    found = np.array(mixture.unimax(sizes.tolist(), int(sizes.sum() * epochs) // 3, epochs))
+    assert found.sum() == pytest.approx(int(sizes.sum() * epochs) // 3) and (found <= epochs * sizes).all()
+    free = found < epochs * sizes
+    assert free.any() and np.ptp(found[free]) < 1e-3 * found.max() and found[free].min() >= found[~free].max()
+
+
 def test_counts_are_the_rounded_rates():
   assert mixture.counts({"a": 0.5, "b": 0.3, "c": 0.2}, 10) == [5, 3, 2]
   assert mixture.counts({"a": 1, "b": 1, "c": 1}, 10) == [4, 3, 3]
@@ -173,11 +184,13 @@ def test_rates_of_a_recipe(root):
     build(parts, rates="proportional", maximum=10, period=31),
     build(parts, rates="temperature", temperature=2.0, period=31),
     build(parts, rates="equal", period=32),
+    build(parts, rates="unimax", draws=30, period=30),
     build({"x": parts["a"], "b": parts["b"]}, rates="proportional", period=31),
     build(parts, rates={"a": 2, "b": 2}, period=31),
   ]
   found = [built.fingerprint for built in others]
-  assert found[0] == found[1] == found[5] and len({alike[0].fingerprint, *found}) == 5
+  assert found[0] == found[1] == found[6] and len({alike[0].fingerprint, *found}) == 6
+  assert others[4].schedule.counts == (20, 10)  # 15 of each would show those of b more than once
 
 
 @pytest.mark.parametrize(
@@ -199,6 +212,8 @@ def test_rates_of_a_recipe(root):
       "config.task.parts.a.parts.b.lenth: .*did you mean 'length'",
     ),
     ({}, dict(rates="sizes"), "task.rates: found 'sizes'"),
+    ({"a": dict(name="causal_lm", store="x")}, dict(rates="unimax"), "task.draws: found None, expected the examples"),
+    ({"a": dict(name="causal_lm", store="x")}, dict(draws=9), "task.draws: found 9, .* for rates=unimax alone"),
   ],
 )
 def test_recipes_that_do_not_fit_are_refused(parts, arguments, message):

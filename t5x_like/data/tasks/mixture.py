@@ -7,7 +7,7 @@
         "news": {"name": "span_corruption", "store": "data/news"},
         "books": {"name": "span_corruption", "store": "data/books", "mean_noise_span_length": 8.0},
       },
-      "rates": {"news": 1, "books": 2},  # or "equal", "proportional", "temperature"
+      "rates": {"news": 1, "books": 2},  # or "equal", "proportional", "temperature", "unimax"
     }
 
 `data/mixture.py` defines the schedule and the rates. An evaluation sees one period, in which every part occurs at its
@@ -26,6 +26,7 @@ from t5x_like.data import mixture
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.task import Task, build_at
 from t5x_like.errors import UserError, did_you_mean
+from t5x_like.slots import Positive
 
 
 def features(vocabulary, /, *, parts: Mapping[str, Any], shared: Mapping[str, Any], **_) -> Features:
@@ -42,9 +43,11 @@ def task(
   *,
   split: str,
   parts: dict,
-  rates: dict | Literal["equal", "proportional", "temperature"] = "equal",
+  rates: dict | Literal["equal", "proportional", "temperature", "unimax"] = "equal",
   maximum: int | None = None,
   temperature: float = 1.0,
+  draws: Positive | None = None,
+  epochs: Positive = 1,
   weights: dict = {},  # noqa: B006
   period: int = 10_000,
   shared: dict = {},  # noqa: B006
@@ -58,7 +61,8 @@ def task(
     rates: the parts' rates by label, in any unit; missing ones are 1. Or the rule that computes them.
     maximum: the most examples of a part that count for proportional and temperature rates.
     temperature: the temperature of `rates="temperature"`.
-    weights: for these two rates, the factor by which a part's examples count, by label; 1 if missing.
+    draws, epochs: of `rates="unimax"`: the run's examples, `batch_size * total_steps`, and how often it may see one.
+    weights: for rates by examples, the factor by which a part's examples count, by label; 1 if missing.
     period: places in a period of the schedule; rates are exact in it, up to rounding to whole examples.
     shared: default arguments of all parts.
     label: the name in metrics; by default `mixture`.
@@ -67,22 +71,15 @@ def task(
     UserError: naming the part and key: no parts, an unknown task, arguments it refuses, a rate that is not a number or
       belongs to no part, or parts that cannot be mixed.
   """
-  return _made("task", split, parts, rates, maximum, temperature, weights, period, shared, label)
+  rule = {"rates": rates, "maximum": maximum, "temperature": temperature, "draws": draws, "epochs": epochs}
+  return _made("task", split, parts, period, shared, label, weights, **rule)
 
 
 def _made(
-  slot: str,
-  split: str,
-  parts: dict,
-  rates: dict | str,
-  maximum: int | None,
-  temperature: float,
-  weights: dict,
-  period: int,
-  shared: dict,
-  label: str | None,
+  slot: str, split: str, parts: dict, period: int, shared: dict, label: str | None, weights: dict, **rule: Any
 ) -> mixture.Mixture:
-  """Build the mixture whose arguments are at `config.<slot>`."""
+  """Build the mixture whose arguments are at `config.<slot>`; those of `rule` give the parts' rates."""
+  rates, draws = rule["rates"], rule["draws"]
   if not parts:
     raise UserError(f"config.{slot}.parts: found none, expected at least one task by label")
   for name in parts:
@@ -95,11 +92,16 @@ def _made(
       )
     if not slots.fits(rate, float):
       raise UserError(f"config.{slot}.{key}.{name}: found {rate!r}, expected a positive number")
+  if (rates == "unimax") != (draws is not None):
+    raise UserError(f"config.{slot}.draws: found {draws}, expected the examples of the run for rates=unimax alone")
   made = {name: _part(f"{slot}.parts.{name}", split, part, shared) for name, part in sorted(parts.items())}
   shares = [explicit.get(name, 1.0) for name in made]
-  if rates in ("proportional", "temperature"):
+  if rates in ("proportional", "temperature", "unimax"):
     sizes = [mixture.corpus_examples(part) * weights.get(name, 1.0) for name, part in made.items()]
-    shares = mixture.temperature(sizes, temperature if rates == "temperature" else 1.0, maximum)
+    power = rule["temperature"] if rates == "temperature" else 1.0
+    shares = mixture.temperature(sizes, power, rule["maximum"])
+    if draws:
+      shares = mixture.unimax(sizes, draws, rule["epochs"])
   return mixture.mix(made, dict(zip(made, shares, strict=True)), period=period, name=label or "mixture")
 
 
