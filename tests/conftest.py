@@ -3,6 +3,7 @@
 import gc
 import os
 
+import hypothesis
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -17,6 +18,8 @@ FLAGS = (
 )
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
 LARGEST_CACHE = 2**30  # bytes
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("any machine")
 gc.set_threshold(100_000, 20, 20)  # a sixth of the time would go into looking for garbage among millions of objects
 # Files that take longest, begun first: begun last, one keeps a single core busy while the others have nothing to do.
 FIRST = (

@@ -50,7 +50,7 @@ def test_windows_anywhere_locally_and_through_tensorstore(intact, address):
     store.windows([stream.size - 5], 6)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
   st.lists(st.lists(st.integers(1, 70_000), min_size=0, max_size=40), min_size=1, max_size=12).filter(
     lambda documents: any(documents)

@@ -63,7 +63,6 @@ def test_bytes_are_byt5s():
   assert encode_sentinels(byt5, "<extra_id_124>") == [259]
 
 
-@settings(deadline=None)
 @given(ANY_TEXT)
 def test_bytes_give_back_every_text(text):
   byt5 = ByteVocabulary()

@@ -84,7 +84,7 @@ def test_inputs_and_targets_follow_the_mask():
     assert targets[row].tolist() == expected[True] + [1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(3, 120), st.floats(0.02, 0.95), st.floats(1, 12), st.integers(0, 20), st.integers(0, 2**63))
 def test_any_arithmetic_reassembles(inputs_length, density, mean_length, extra, seed):
   window, targets_length = random_spans_lengths(inputs_length, density, mean_length)

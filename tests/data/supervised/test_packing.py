@@ -19,7 +19,7 @@ def packings(draw):
   return np.array(columns, np.int64).reshape(len(limits), size).T, limits, draw(st.integers(-3, 2**63))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(packings())
 def test_every_example_once_and_no_row_too_long(case):
   lengths, limits, seed = case

@@ -101,7 +101,7 @@ def test_sentencepiece_files_give_sentencepieces_ids(directories, loaded, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(texts=st.lists(TEXT, max_size=4))
 def test_batches_and_saved_copies_give_the_same_ids(loaded, saved, kind, texts):
   one, other = loaded[kind], saved[kind]
