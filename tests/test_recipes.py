@@ -96,6 +96,24 @@ def test_a_recipe_resolves_and_builds_without_allocating(recipe):
   assert pathlib.Path(recipe).read_text().count(f"--config={recipe}") or "quickstart" in recipe
 
 
+@pytest.mark.parametrize(
+  ("recipe", "undecayed"),
+  {  # fairseq and its children have one group of parameters; the code of BERT spares gains and biases
+    "roberta/base": "nothing",
+    "roberta/batches": "nothing",
+    "linformer/base": "nothing",
+    "bart/base": "nothing",
+    "opt/125m": "nothing",
+    "bert/spanbert": "nothing",
+    "bert/base": "vectors",
+    "bigbird/base": "vectors",
+  }.items(),
+)
+def test_weights_decay_as_in_the_authors_code(recipe, undecayed):
+  config = resolve(recipes.load(f"configs/{recipe}.py"))
+  assert (config.optimizer.name, config.optimizer.undecayed) == ("adamw", undecayed)
+
+
 @pytest.mark.parametrize(("size", "counts"), GOLDEN.items())
 def test_the_sizes_of_the_paper(size, counts):
   recipe = f"configs/t5/base.py:{size}"

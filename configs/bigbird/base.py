@@ -23,6 +23,6 @@ def get_config():
   config.task.segment_ids = False  # the core takes none; a row of full sentences is one sequence
 
   config.batch_size = 256
-  config.optimizer.b2 = 0.999
+  config.optimizer.b2, config.optimizer.undecayed = 0.999, "vectors"
   config.schedule = {"name": "linear", "learning_rate": 1e-4, "warmup_steps": 10_000}
   return config

@@ -4,8 +4,9 @@
   python -m t5x_like.train --config=configs/opt/125m.py --workdir=runs/opt_125m
 
 Batches of 256 windows of 2,048 tokens (0.5 million), AdamW up to 6e-4 over 375 million tokens and linearly down to a
-tenth over 300 billion, weight decay 0.1, dropout 0.1 but of embeddings, clipping at 1.0 (section 2 and table 1). The
-paper's corpus is RoBERTa's, the Pile's and Reddit's. Eight accelerators or more. Not run at full size here.
+tenth over 300 billion, weight decay 0.1 of all, biases and gains too (as in metaseq's code), dropout 0.1 but of
+embeddings, clipping at 1.0 (section 2 and table 1). The paper's corpus is RoBERTa's, the Pile's and Reddit's. Eight
+accelerators or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -21,6 +22,7 @@ def get_config():
   config.batch_size = 256
   config.total_steps = 572_000  # 300 billion tokens
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+  config.optimizer.undecayed = "nothing"
   config.schedule = {"name": "linear", "learning_rate": 6e-4, "warmup_steps": 715, "end": 0.1}
   config.clip_norm = 1.0
 
