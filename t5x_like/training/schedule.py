@@ -112,12 +112,4 @@ def warmup_stable_decay(
   return rate
 
 
-SCHEDULES = {
-  "constant": constant,
-  "rsqrt": rsqrt,
-  "warmup_rsqrt": warmup_rsqrt,
-  "linear": linear,
-  "cosine": cosine,
-  "drops": drops,
-  "warmup_stable_decay": warmup_stable_decay,
-}
+SCHEDULES = {f.__name__: f for f in (constant, rsqrt, warmup_rsqrt, linear, cosine, drops, warmup_stable_decay)}
