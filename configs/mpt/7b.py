@@ -4,8 +4,9 @@
   python -m t5x_like.train --config=configs/mpt/7b.py --workdir=runs/mpt_7b
 
 Batches of 1,760 windows of 2,048 tokens for a trillion tokens, as published. The published model was trained with Lion,
-this recipe uses AdamW with the rates of Llama 2 7B (Touvron et al. 2023, section 2.2). 64 chips or more. Not run at
-full size here.
+at rates that are not told; optimizer and rates are those of the authors' recipe of 134 billion tokens in batches of
+1,024 (scripts/train/yamls/pretrain/mpt-7b.yaml of mosaicml/llm-foundry): AdamW up to 1.2e-4 over 100 steps and down to
+a tenth by a cosine, no decay, clipping at 1.0. 64 chips or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -20,8 +21,8 @@ def get_config():
 
   config.batch_size = 1760
   config.total_steps = 280_000
-  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
-  config.schedule = {"name": "cosine", "learning_rate": 3e-4, "warmup_steps": 2_000, "end": 0.1}
+  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.0}
+  config.schedule = {"name": "cosine", "learning_rate": 1.2e-4, "warmup_steps": 100, "end": 0.1}
   config.clip_norm = 1.0
   config.mesh = {"data": -1, "fsdp": 8}
 

@@ -1,5 +1,8 @@
 """MPT (MosaicML 2023, mosaicml.com/blog/mpt-7b): pre-norm, LayerNorm and projections without biases, GELU, ALiBi, a
-tied output. The vocabulary of GPT-NeoX (50,277 tokens) is padded to 50,432 rows."""
+tied output. Kernels start from N(0, 2/fan in), divided by sqrt(2 L) if they write to the residual stream, and the table
+from N(0, 2/D) (LLM Foundry). The vocabulary of GPT-NeoX (50,277 tokens) is padded to 50,432 rows."""
+
+from dataclasses import replace
 
 from t5x_like.architectures.decoder import Decoder
 from t5x_like.architectures.design import Design, Variant
@@ -11,13 +14,15 @@ DESIGN = Design(
   norm_position="pre",
   activation="gelu",
   position={"name": "alibi", "mpt": True},
-  init_stddev=0.02,
+  kernel_scales=(2.0, 2.0, 2.0, 2.0),
+  residual_init=True,
   tied=True,
 )
 
 
 def _mpt(embed, heads, layers) -> Variant:
-  return Variant(Dims(embed, heads, heads, embed // heads, 4 * embed, layers), DESIGN, vocab_size=50_432)
+  design = replace(DESIGN, embed_init=(2 / embed) ** 0.5)
+  return Variant(Dims(embed, heads, heads, embed // heads, 4 * embed, layers), design, vocab_size=50_432)
 
 
 VARIANTS = {

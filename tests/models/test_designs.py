@@ -16,6 +16,7 @@ from t5x_like import slots
 from t5x_like.architectures.build import StackBuilder
 from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
+from t5x_like.models import mpt
 from t5x_like.nn import params, positions
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward import ACTIVATIONS, Experts
@@ -211,6 +212,21 @@ def test_kernels_start_with_the_scales_of_their_variance():
   assert found == pytest.approx(expected)
   with pytest.raises(UserError, match="kernel_scales: found .*, expected four numbers"):
     Design(kernel_scales=(0.1,))
+
+
+def test_kernels_of_mpt_start_as_in_llm_foundry():
+  """`kaiming_normal_` with the gain of ReLU and `init_div_is_residual`, the defaults of its `MPTConfig`."""
+  make = lambda key: mpt.Model(nnx.Rngs(params=key), variant="7b")  # noqa: E731
+  named = params.named_params(jax.eval_shape(make, jax.random.key(0)))
+  found = {n.removeprefix("decoder/blocks/"): p.stddev for n, p in named.items() if p.stddev}
+  kernel, wo = (2 / 4096) ** 0.5, (2 / 16_384) ** 0.5
+  expected = {f"self_attention/layer/{n}/kernel": kernel for n in ("query", "key", "value")}
+  expected |= {
+    "self_attention/layer/out/kernel": kernel / 8,
+    "mlp/layer/wi/kernel": kernel,
+    "mlp/layer/wo/kernel": wo / 8,
+  }
+  assert found == pytest.approx(expected | {"embed/table": kernel})
 
 
 @pytest.mark.parametrize("experts", [None, Experts(experts=2, top_k=1)])

@@ -39,14 +39,15 @@ def build(fields: Fields, names: set[str]):
     "embedding_fraction",
     "verbose",
   )
+  D, heads, layers = fields.take("d_model", 2048), fields.take("n_heads", 16), fields.take("n_layers", 24)
   design = dataclasses.replace(
     mpt.DESIGN,
+    embed_init=(2 / D) ** 0.5,
     norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
     attention_scale=attention.take("softmax_scale", None),
     tied=fields.take("tie_word_embeddings", True),
   )
   attention.finish()
-  D, heads, layers = fields.take("d_model", 2048), fields.take("n_heads", 16), fields.take("n_layers", 24)
   dims = Dims(D, heads, heads, D // heads, 4 * D, layers)
   return mpt.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), causal.special_ids(fields))}
 
