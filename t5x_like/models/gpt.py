@@ -2,9 +2,9 @@
 
 All have LayerNorm, GELU (its tanh form), learned positions and biases everywhere, and share the token table with the
 output. GPT-1 is post-norm; GPT-2 is pre-norm with a final norm, and the kernels that write to the residual stream start
-smaller. GPT-3 is GPT-2 with 2,048 positions; its attention is dense in all layers here, while every second one in the
-paper is locally banded sparse. Two sizes follow the counts of table D.1 instead of table 2.1: XL has 16 heads, not 24,
-and 13B a width of 5,120, not 5,140.
+smaller; positions start from N(0, 0.01^2), as in its released code. GPT-3 is GPT-2 with 2,048 positions; its attention
+is dense in all layers here, while every second one in the paper is locally banded sparse. Two sizes follow the counts
+of table D.1 instead of table 2.1: XL has 16 heads, not 24, and 13B a width of 5,120, not 5,140.
 
 Special ids are for vocabularies built here; with other vocabularies, the data's ids apply where they have them.
 Published vocabularies have no padding.
@@ -27,8 +27,8 @@ GPT1 = Design(
   init_stddev=0.02,
   tied=True,
 )
-GPT2 = replace(GPT1, norm_position="pre", position={"name": "learned", "length": 1024}, residual_init=True)
-GPT3 = replace(GPT2, position={"name": "learned", "length": 2048})
+GPT2 = replace(GPT1, norm_position="pre", position=GPT1.position | {"length": 1024, "stddev": 0.01}, residual_init=True)
+GPT3 = replace(GPT2, position=GPT2.position | {"length": 2048})
 
 
 def _gpt(design, embed, heads, layers, vocab_size=50257) -> Variant:

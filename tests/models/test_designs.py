@@ -16,7 +16,7 @@ from t5x_like import slots
 from t5x_like.architectures.build import StackBuilder
 from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
-from t5x_like.models import mpt
+from t5x_like.models import gpt, mpt
 from t5x_like.nn import params, positions
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward import ACTIVATIONS, Experts
@@ -227,6 +227,14 @@ def test_kernels_of_mpt_start_as_in_llm_foundry():
     "mlp/layer/wo/kernel": wo / 8,
   }
   assert found == pytest.approx(expected | {"embed/table": kernel})
+
+
+def test_tables_of_gpt_start_as_in_the_authors_code():
+  """`wpe` and `wte` in model.py of openai/gpt-2; one table for both in train.py of openai/finetune-transformer-lm."""
+  for variant, deviation in {"gpt1": 0.02, "gpt2": 0.01, "gpt3-small": 0.01}.items():
+    make = lambda key: gpt.Model(nnx.Rngs(params=key), variant=variant)  # noqa: B023, E731
+    named = params.named_params(jax.eval_shape(make, jax.random.key(0)))
+    assert (named["inputs/position/table"].stddev, named["embed/table"].stddev) == (deviation, 0.02)
 
 
 @pytest.mark.parametrize("experts", [None, Experts(experts=2, top_k=1)])

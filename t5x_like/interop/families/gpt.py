@@ -24,11 +24,12 @@ def build(fields: Fields, names: set[str]):
     fields.only("scale_attn_by_inverse_layer_idx", False)
     fields.ignore("reorder_and_upcast_attn")  # the same in float32
   fields.ignore("n_ctx", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+  plain = gpt.GPT1 if first else gpt.GPT2
   design = dataclasses.replace(
-    gpt.GPT1 if first else gpt.GPT2,
+    plain,
     activation=activation,
     norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
-    position={"name": "learned", "length": fields.take("n_positions", 512 if first else 1024)},
+    position=plain.position | {"length": fields.take("n_positions", plain.position["length"])},
     tied=fields.take("tie_word_embeddings", True),
   )
   D, heads, layers = fields.take("n_embd", 768), fields.take("n_head", 12), fields.take("n_layer", 12)
@@ -51,7 +52,7 @@ def config(model, model_type: str | None) -> dict:
   )
   common = {
     "vocab_size": variant.vocab_size,
-    "n_positions": causal.position_of(model, "learned", "length").get("length", 512),
+    "n_positions": causal.position_of(model, "learned", "length", "stddev").get("length", 512),
     "n_embd": dims.embed,
     "n_layer": dims.layers,
     "n_head": dims.heads,
