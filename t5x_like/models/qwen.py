@@ -1,9 +1,10 @@
 """Qwen 2.5 (Qwen Team 2024, arXiv:2412.15115) and Qwen 3 (Qwen Team 2025, arXiv:2505.09388).
 
 Llama's block: pre-norm with RMSNorm, SwiGLU, rotary positions of base 1e6, grouped-query attention. Qwen 2.5 has biases
-on queries, keys and values. Qwen 3 has none and normalises queries and keys over the head width instead. Its two
-mixtures of experts use 8 of 128 experts in every layer, without a shared one; the weight of the balance loss is from
-transformers' config. Small sizes share token vectors with the output.
+on queries, keys and values; from 14B on, its base models have an epsilon of 1e-5. Qwen 3 has no biases and normalises
+queries and keys over the head width instead. Its two mixtures of experts use 8 of 128 experts in every layer, without a
+shared one; the weight of the balance loss is from transformers' config. Small sizes share token vectors with the
+output.
 """
 
 from dataclasses import replace
@@ -23,6 +24,7 @@ QWEN2 = Design(
   init_stddev=0.02,
   tied=False,
 )
+QWEN2_LARGE = replace(QWEN2, norm_epsilon=1e-5)
 QWEN3 = replace(QWEN2, biases=(), qk_norm=True)
 QWEN3_MOE = replace(QWEN3, experts=Experts(experts=128, top_k=8, normalise=True, balance_loss=0.001, z_loss=0.0))
 TOKENS = Tokens(pad=151_643, start=151_643, eos=151_643)  # <|endoftext|>; sequences have no start token
@@ -40,9 +42,9 @@ VARIANTS = {
   "qwen2.5-1.5b":    _qwen(QWEN2,       1536,  8960,   12, 2,     128,    28, True),
   "qwen2.5-3b":      _qwen(QWEN2,       2048, 11008,   16, 2,     128,    36, True),
   "qwen2.5-7b":      _qwen(QWEN2,       3584, 18944,   28, 4,     128,    28, vocab_size=152_064),
-  "qwen2.5-14b":     _qwen(QWEN2,       5120, 13824,   40, 8,     128,    48, vocab_size=152_064),
-  "qwen2.5-32b":     _qwen(QWEN2,       5120, 27648,   40, 8,     128,    64, vocab_size=152_064),
-  "qwen2.5-72b":     _qwen(QWEN2,       8192, 29568,   64, 8,     128,    80, vocab_size=152_064),
+  "qwen2.5-14b":     _qwen(QWEN2_LARGE, 5120, 13824,   40, 8,     128,    48, vocab_size=152_064),
+  "qwen2.5-32b":     _qwen(QWEN2_LARGE, 5120, 27648,   40, 8,     128,    64, vocab_size=152_064),
+  "qwen2.5-72b":     _qwen(QWEN2_LARGE, 8192, 29568,   64, 8,     128,    80, vocab_size=152_064),
   "qwen3-0.6b":      _qwen(QWEN3,       1024,  3072,   16, 8,     128,    28, True),
   "qwen3-1.7b":      _qwen(QWEN3,       2048,  6144,   16, 8,     128,    28, True),
   "qwen3-4b":        _qwen(QWEN3,       2560,  9728,   32, 8,     128,    36, True),
