@@ -114,6 +114,17 @@ def test_weights_decay_as_in_the_authors_code(recipe, undecayed):
   assert (config.optimizer.name, config.optimizer.undecayed) == ("adamw", undecayed)
 
 
+def test_languages_and_optimizer_are_those_of_the_code_of_mt5_and_umt5():
+  """`MC4_LANGUAGES` of TFDS, which mT5's mixture takes, and adafactor_momentum_nofactor.gin of umT5's XXL."""
+  languages = recipes.module("configs/mt5/base.py").LANGUAGES
+  latin = [f"{language}-Latn" for language in ("bg", "el", "hi", "ja", "ru", "zh")]
+  assert len(set(languages)) == 101 + 6 and [name for name in languages if "-" in name] == latin
+  base, xxl = (resolve(recipes.load(f"configs/mt5/umt5_base.py{size}")) for size in ("", ":xxl"))
+  assert (base.optimizer.name, base.clip_norm, xxl.clip_norm) == ("adafactor", 0.0, 1.0)
+  expected = {"decay_rate": 0.8, "momentum": 0.9, "clipping_threshold": 1.0, "decay_power": None}
+  assert xxl.optimizer.to_dict().items() >= {"name": "unfactored_adafactor", **expected}.items()
+
+
 @pytest.mark.parametrize(("size", "counts"), GOLDEN.items())
 def test_the_sizes_of_the_paper(size, counts):
   recipe = f"configs/t5/base.py:{size}"

@@ -94,6 +94,10 @@ CASES = {  # ours, and optax's for one layer
       optax.masked(optax.inject_hyperparams(optax.add_decayed_weights)(lambda t: -(RATE(t) ** 2)), matrices),
     ),
   ),
+  "undecayed_adafactor": (
+    OPTIMIZERS["unfactored_adafactor"](RATE, momentum=0.8, clipping_threshold=1.0, decay_power=None),
+    optax.adafactor(RATE, factored=False, momentum=0.8),
+  ),
   "momentum_adafactor": (
     OPTIMIZERS["momentum_adafactor"](RATE, b2=0.3, momentum=0.8, mu_dtype="float32", weight_decay=0.1),
     optax.chain(

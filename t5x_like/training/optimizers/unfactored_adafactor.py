@@ -13,7 +13,7 @@ def make(
   decay_rate: AboveZero = 0.8,
   momentum: Rate = 0.9,
   clipping_threshold: AboveZero | None = None,
-  decay_power: NotNegative = 2.0,
+  decay_power: NotNegative | None = 2.0,
 ) -> optax.GradientTransformation:
   """PaLM's Adafactor (Chowdhery et al. 2022, section 5): whole second moments, momentum, and relative step sizes.
 
@@ -21,13 +21,14 @@ def make(
     decay_rate: the second moment of update t (from 1) decays by `1 - t**-decay_rate`.
     momentum: decay of the average of updates.
     clipping_threshold: root mean square above which an update is scaled down, as in `adafactor`; None for no clipping.
-    decay_power: a step takes the share `rate**decay_power` away from matrices.
+    decay_power: a step takes the share `rate**decay_power` away from matrices; None for none.
   """
   moments = optax.scale_by_factored_rms(factored=False, decay_rate=decay_rate)
   clip = optax.clip_by_block_rms(clipping_threshold) if clipping_threshold else optax.identity()
   average = optax.chain(optax.scale(1.0 - momentum), optax.trace(momentum))
   sizes = optax.scale_by_param_block_rms()
-  return optax.chain(moments, clip, sizes, at_rate(schedule), average, _decayed(schedule, decay_power))
+  decay = optax.identity() if decay_power is None else _decayed(schedule, decay_power)
+  return optax.chain(moments, clip, sizes, at_rate(schedule), average, decay)
 
 
 def _decayed(schedule: Schedule, power: float) -> optax.GradientTransformationExtraArgs:
