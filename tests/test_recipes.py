@@ -114,6 +114,11 @@ def test_weights_decay_as_in_the_authors_code(recipe, undecayed):
   assert (config.optimizer.name, config.optimizer.undecayed) == ("adamw", undecayed)
 
 
+def test_bigbird_masks_whole_words_as_its_code_does():
+  """`numpy_masking` in run_pretraining.py of google-research/bigbird."""
+  assert resolve(recipes.load("configs/bigbird/base.py")).task.masking == "words"
+
+
 def test_languages_and_optimizer_are_those_of_the_code_of_mt5_and_umt5():
   """`MC4_LANGUAGES` of TFDS, which mT5's mixture takes, and adafactor_momentum_nofactor.gin of umT5's XXL."""
   languages = recipes.module("configs/mt5/base.py").LANGUAGES
