@@ -28,9 +28,8 @@ def generator(variant: Variant, size: float) -> Variant:
   """Derive the generator of a discriminator: `size` times its width, with heads of the same width."""
   dims, D = variant.dims, round(variant.dims.embed * size)
   heads = max(1, D // dims.head_dim)
-  mlp = round(dims.mlp * size)
   table = variant.embed or dims.embed
-  dims = Dims(D, heads, heads, D // heads, mlp, dims.layers)
+  dims = Dims(D, heads, heads, D // heads, round(dims.mlp * size), dims.layers)
   return replace(variant, dims=dims, embed=None if table == D else table, head="mlm")
 
 
