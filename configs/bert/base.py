@@ -5,10 +5,11 @@
 
 Batches of 256 rows, 900,000 steps at length 128 and then 100,000 at 512, in one run (`phases`). Pairs of short segments
 share a row without seeing each other (Krell et al. 2021). Adam up to 1e-4 over 10,000 steps and linearly down to 0,
-decay 0.01 of all but biases and gains, dropout 0.1. `:large` is BERT large; `:static` repeats ten masks per example, as
-in the original data; `:whole_words` masks whole words. The paper took four days on 16 TPU chips for base, on 64 for
-large. Expected after fine-tuning (table 1, base and large): GLUE 79.6 and 82.1, MNLI 84.6 and 86.7. Not run at full
-size here.
+decay 0.01 of all but biases and gains, dropout 0.1. The authors' code, and ALBERT's, BigBird's, ELECTRA's and XLNet's
+after it, leaves out Adam's corrections for the bias of moments, which matter early in the warm-up alone. `:large` is
+BERT large; `:static` repeats ten masks per example, as in the original data; `:whole_words` masks whole words. The
+paper took four days on 16 TPU chips for base, on 64 for large. Expected after fine-tuning (table 1, base and large):
+GLUE 79.6 and 82.1, MNLI 84.6 and 86.7. Not run at full size here.
 
 Large is planned on v5e 4x4: 0.20 s a step, 42 % MFU (docs/plans.md).
 """

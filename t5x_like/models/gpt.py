@@ -6,8 +6,7 @@ smaller; positions start from N(0, 0.01^2), as in its released code. GPT-3 is GP
 is dense in all layers here, while every second one in the paper is locally banded sparse. Two sizes follow the counts
 of table D.1 instead of table 2.1: XL has 16 heads, not 24, and 13B a width of 5,120, not 5,140.
 
-Special ids are for vocabularies built here; with other vocabularies, the data's ids apply where they have them.
-Published vocabularies have no padding.
+Special ids are for vocabularies built here; the ids of other data come first. Published vocabularies have no padding.
 """
 
 from dataclasses import replace

@@ -2,9 +2,8 @@
 
 Llama's block: pre-norm with RMSNorm, SwiGLU, rotary positions of base 1e6, grouped-query attention. Qwen 2.5 has biases
 on queries, keys and values; from 14B on, its base models have an epsilon of 1e-5. Qwen 3 has no biases and normalises
-queries and keys over the head width instead. Its two mixtures of experts use 8 of 128 experts in every layer, without a
-shared one; the weight of the balance loss is from transformers' config. Small sizes share token vectors with the
-output.
+queries and keys over the head width instead. Its two mixtures use 8 of 128 experts in every layer and none for all; the
+weight of the balance loss is from transformers' config. Small sizes share token vectors with the output.
 """
 
 from dataclasses import replace

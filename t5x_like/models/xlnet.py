@@ -5,11 +5,11 @@ reads the predictions off the query stream. Without an order, as in fine-tuning,
 stream alone, where all tokens see each other. `nn.two_stream` is the attention.
 
 Published models put <cls> behind the texts, A <sep> B <sep> <cls>, in a segment of its own. Rows here begin with it, as
-every encoder's do. Attention knows only the distances and segments of tokens, not their order in the array, so `encode`
-gives <cls> the place behind the last token of its row, and hidden states are those of the published order.
+every encoder's do, and `encode` gives it the place behind the last token: attention knows only distances and segments,
+so hidden states are those of the published order.
 
-Left out: the memory of earlier rows (section 2.4, the recurrence of Transformer-XL). Published checkpoints do not need
-it, and an example here is a function of its own index alone.
+Left out: the memory of earlier rows (section 2.4), which published checkpoints do not need; an example here is a
+function of its own index alone. GELU is exact, as in `transformers`; the authors' code has its tanh form.
 """
 
 from dataclasses import replace
