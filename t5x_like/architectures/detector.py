@@ -16,7 +16,7 @@ from t5x_like.architectures.design import Design
 from t5x_like.architectures.placed import PlacedBuilder, Places, plus, sines
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.dims import Dims, Dropout, subkey
+from t5x_like.nn.dims import Dims, subkey
 from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
@@ -99,8 +99,7 @@ class Detector(nnx.Module):
       raise UserError(f"config.model.variant.dims.embed: found {dims.embed}, expected a multiple of 4, for the sines")
     if scheme.position != "none":
       raise UserError(f"config.model.design.position: found {scheme.position!r}, expected 'none': places are added")
-    self.dtype, self.dropout_rate = jnp.dtype(dtype), dropout
-    options = computed(dropout, remat, layers)
+    self.dtype, options = jnp.dtype(dtype), computed(dropout, remat, layers)
     D = dims.embed
     given = dict(rngs=rngs, channels=variant.channels, dtype=dtype, remat=remat, layers=layers)
     self.backbone = slots.make("config.model.backbone", variant.backbone, backbones, "make", **given)
@@ -148,8 +147,7 @@ class Detector(nnx.Module):
     at_input, at_attention = (self.variant.places.at(place, vectors) for place in ("input", "attention"))
     pos, q_pos = positions(S), positions(Q)
     context = Context(mask=Mask(pos, pos, k_valid=valid_BS, aligned=True), places=at_attention["cells"])
-    memory_BSD = Dropout(self.dropout_rate)(plus(memory_BSD, at_input["cells"]), subkey(key, 0))
-    memory_BSD, _, _ = self.encoder(memory_BSD, context, key=subkey(key, 1))
+    memory_BSD, _, _ = self.encoder(plus(memory_BSD, at_input["cells"]), context, key=subkey(key, 1))
     context = Context(
       mask=Mask(q_pos, q_pos, aligned=True),
       places=at_attention["queries"],

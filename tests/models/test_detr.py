@@ -188,6 +188,15 @@ def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
       jax.eval_shape(lambda: model(**changes)(data))  # noqa: B023
 
 
+def test_cells_enter_the_encoder_whole():
+  """Dropout is in the layers alone, as in the authors' code."""
+  data, made = batch(2), model(dropout=0.5)
+  made.encoder = lambda x_BSD, context, key: (x_BSD, {}, None)
+  made._every = lambda x_BQD, context, key: context.memory[None, :, :6]
+  boxes = jax.jit(lambda data, key: made(data, key)["boxes"])
+  np.testing.assert_array_equal(boxes(data, jax.random.key(0)), boxes(data, None))
+
+
 @pytest.mark.more
 def test_parts_at_rates_of_their_own():
   overrides = ["tuning.name=by_part", "clip_norm=0.0", "schedule.learning_rate=0.1", "optimizer.weight_decay=0.0"]
