@@ -92,7 +92,7 @@ class ConvEncoder(ImageModel):
     if self.backbone.width != variant.width:
       found = f"its last map has {self.backbone.width} channels"
       raise UserError(f"config.model.backbone: {found}, expected the variant's width, {variant.width}")
-    given = dict(rngs=rngs, variant=variant, dropout_rate=dropout)
+    given = dict(rngs=rngs, variant=variant, dropout=dropout)
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
     if getattr(self.head, "places", ()):
       raise UserError(f"config.model.head: found {variant.head!r}, which puts patches back; convolutions have none")

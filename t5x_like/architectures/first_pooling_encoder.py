@@ -12,7 +12,7 @@ from t5x_like.architectures.pooling import PoolingAttention, PoolingBuilder, max
 from t5x_like.architectures.pooling_encoder import OverlappingPatches, PoolingEncoder, PoolingVariant
 from t5x_like.nn import params
 from t5x_like.nn.block import Block, Residual
-from t5x_like.nn.dims import NO_DROPOUT, subkey
+from t5x_like.nn.dims import subkey
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
@@ -130,6 +130,6 @@ class FirstPoolingEncoder(PoolingEncoder):
     if rest:
       layers = dataclasses.replace(dims, layers=len(rest))
       stack = FirstPoolingBuilder(variant.design, layers, depths=rest, **same, **given).stack(rngs)
-      stack = stack.without(final_norm=Identity(), dropout=NO_DROPOUT)  # the whole model has one
+      stack = stack.without(final_norm=Identity())  # the whole model has one
     ends = (places[0], places[-1])
     return Stage(entry, stack, last, remat=options["remat"], places=ends, length=grid.length)

@@ -10,14 +10,16 @@ from flax import nnx
 from t5x_like.architectures.build import POSITION, StackBuilder
 from t5x_like.errors import UserError
 from t5x_like.nn import image_positions
+from t5x_like.nn.dims import NO_DROPOUT
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context, Layer
 from t5x_like.nn.positions import Position
+from t5x_like.nn.stack import Stack
 
 
 @dataclasses.dataclass(frozen=True)
 class GridStackBuilder(StackBuilder):
-  """A builder of stacks with the position schemes of `nn.image_positions`.
+  """A builder of stacks with the position schemes of `nn.image_positions`. No dropout follows the last norm.
 
   Attributes:
     grid: the grid of patches.
@@ -29,6 +31,9 @@ class GridStackBuilder(StackBuilder):
 
   grid: Grid = Grid(0, 0)
   key_grid: Grid | None = None
+
+  def stack(self, rngs: nnx.Rngs) -> Stack:
+    return super().stack(rngs).without(dropout=NO_DROPOUT)
 
   def scheme_arguments(self) -> dict[str, Any]:
     return super().scheme_arguments() | {"grid": self.grid, "key_grid": self.key_grid}

@@ -11,7 +11,6 @@ from t5x_like.architectures.image_stages import Stage, StagedEncoder, StagedVari
 from t5x_like.architectures.pooling import PoolingBuilder
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.dims import NO_DROPOUT
 from t5x_like.nn.norm import Identity
 from t5x_like.slots import Positive
 
@@ -79,5 +78,5 @@ class PoolingEncoder(StagedEncoder):
       layers = dataclasses.replace(dims, layers=len(rest))
       same = dict(cells=grid, key_grid=grid.coarser(kv_stride), depths=rest)
       stack = PoolingBuilder(variant.design, layers, **same, **given).stack(rngs)
-      stack = stack.without(final_norm=Identity(), dropout=NO_DROPOUT)  # the whole model has one
+      stack = stack.without(final_norm=Identity())  # the whole model has one
     return Stage(entry, stack, remat=options["remat"], places=(places[0], 0.0), length=grid.patches)

@@ -13,7 +13,6 @@ from t5x_like.architectures.image_encoder import patchified
 from t5x_like.architectures.image_stages import Stage, StagedEncoder, StagedVariant
 from t5x_like.architectures.windows import Merging, WindowStack
 from t5x_like.errors import UserError
-from t5x_like.nn.dims import NO_DROPOUT
 from t5x_like.nn.embed import Inputs
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.linear import Linear
@@ -119,7 +118,7 @@ class WindowEncoder(StagedEncoder):
       depths=places,
       **options,
     ).stack(rngs)
-    stack = stack.without(final_norm=Identity(), dropout=NO_DROPOUT)  # the whole model has one
+    stack = stack.without(final_norm=Identity())  # the whole model has one
     entry = self._merging(number, rngs) if number else None
     return Stage(entry, stack, remat=options["remat"], places=(places[0], 0.0), length=window**2)
 

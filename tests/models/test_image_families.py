@@ -19,6 +19,7 @@ from t5x_like.architectures.image_encoder import ImageEncoder, patchified
 from t5x_like.architectures.image_stages import StagedEncoder
 from t5x_like.architectures.window_encoder import WindowEncoder
 from t5x_like.errors import UserError
+from t5x_like.models import convnext, vit
 from t5x_like.nn import image_positions, params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid, learned_1d, relative_2d, sinusoidal_2d
@@ -116,6 +117,23 @@ def test_without_positions_the_order_of_patches_means_nothing(name):
   whole, some = model.encode(image)[0], model.encode(image, kept_BK=jnp.asarray(kept))[0]
   close(np.asarray(some[:, 1:]), np.asarray(whole[:, 1:][:, order]))
   close(np.asarray(some[:, 0]), np.asarray(whole[:, 0]))
+
+
+def test_dropout_is_in_the_layers_and_behind_positions_but_not_behind_the_last_norm():
+  """As in the code of ViT's authors; only a head that asks for it drops out before its classifier."""
+
+  def made(**head):
+    options = dict(variant="vit-tiny", dropout=0.5, head={"name": "image_classification", **head})
+    return jax.eval_shape(lambda: vit.Model(nnx.Rngs(params=jax.random.key(0)), **options))
+
+  plain, block = made(), made().encoder.blocks
+  within = plain.inputs.dropout, block.self_attention.dropout, block.mlp.dropout, block.mlp.layer.dropout
+  assert {one.rate for one in within} == {0.5}
+  assert (plain.encoder.dropout.rate, plain.head.dropout.rate, made(dropout=0.3).head.dropout.rate) == (0.0, 0.0, 0.3)
+  network = jax.eval_shape(
+    lambda: convnext.Model(nnx.Rngs(params=jax.random.key(0)), variant="convnext-tiny", dropout=0.5)
+  )
+  assert network.head.dropout.rate == 0.5
 
 
 def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():

@@ -12,7 +12,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import Dropout, subkey
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import Identity, LayerNorm
-from t5x_like.slots import Positive
+from t5x_like.slots import Positive, Rate
 
 Pooling = Literal["token", "mean", "both"]
 
@@ -61,18 +61,19 @@ class ImageClassifier(nnx.Module):
     norm: place of the last norm: "before" pooling, the encoder's own; "after" pooling, a new LayerNorm instead, as
       MAE's code fine-tunes; or "both". On frozen features of a masked autoencoder the second norm replaces the batch
       norm without parameters of He et al. 2022, appendix A.1.
+    dropout: rate before the classifier.
   """
 
   def __init__(
     self,
     rngs: nnx.Rngs,
     variant,
-    dropout_rate: float,
     *,
     labels: Positive = 1000,
     pooling: Pooling | None = None,
     hidden: bool = False,
     norm: Literal["before", "after", "both"] = "before",
+    dropout: Rate = 0.0,
   ):
     self.pooled = Pooled.of(pooling, variant)
     D = self.pooled.width(variant.dims.embed)
@@ -81,14 +82,13 @@ class ImageClassifier(nnx.Module):
     self.norm = Identity() if norm == "before" else LayerNorm(D, rngs, epsilon=variant.design.norm_epsilon)
     self.hidden = Linear((D, D), ("embed", None), kernel_init, rngs, bias=True) if hidden else None
     self.out = Linear((D, labels), ("embed", None), params.zeros, rngs, bias=True)
-    self.dropout_rate = dropout_rate
+    self.dropout = Dropout(dropout)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
     x_BD = self.norm(self.pooled(x_BTD))
     if self.hidden is not None:
       x_BD = jnp.tanh(self.hidden(x_BD))
-    x_BD = Dropout(self.dropout_rate)(x_BD, subkey(key, 0))
-    return {"logits": self.out(x_BD).astype(jnp.float32)}
+    return {"logits": self.out(self.dropout(x_BD, subkey(key, 0))).astype(jnp.float32)}
 
 
 make = ImageClassifier
