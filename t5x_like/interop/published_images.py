@@ -114,7 +114,7 @@ def processor(task: Mapping[str, Any]) -> dict[str, Any] | None:
   if fit == "squeezed":
     return made | {"image_processor_type": "ViTImageProcessor", "size": {"height": y, "width": x}}
   cut = {"do_center_crop": True, "crop_size": {"height": y, "width": x}}
-  whole_2 = [round(side / task["crop"]) for side in (y, x)]
+  whole_2 = [pictures.covered(side, task["crop"]) for side in (y, x)]
   if fit == "squeezed_cut":
     size = dict(zip(("height", "width"), whole_2, strict=True))
     return made | {"image_processor_type": "DeiTImageProcessor", "size": size} | cut
@@ -130,7 +130,7 @@ def pretrained(task: Mapping[str, Any]) -> dict[str, Any]:
     return {}
   task = described.arguments(task)
   least, crop, squeezed = min(sides(task["resolution"])), task["crop"], task["fit"].startswith("squeezed")
-  whole = round(least / crop)
+  whole = pictures.covered(least, crop)
   crop = crop if int(least / crop) == whole else least / (whole + 0.5)  # timm rounds down
   pixels = {"mean": made["image_mean"], "std": made["image_std"], "interpolation": task["method"]}
   way = {"crop_pct": 1.0 if task["fit"] == "squeezed" else crop, "crop_mode": "squash" if squeezed else "center"}

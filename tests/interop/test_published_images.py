@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from t5x_like.data.images import described
+from t5x_like.data.images import described, pictures
 from t5x_like.errors import UserError
 from t5x_like.inference.image_texts import TextChoice
 from t5x_like.interop import published_images
@@ -101,6 +101,14 @@ def test_images_have_the_size_of_the_processor_where_the_model_takes_any_and_its
   path.write_text(json.dumps(content | {"resample": 1}))
   found = published_images.task_of(variant, {"model_type": "dinov2"}, str(tmp_path), "--workdir")
   assert found | {"resolution": 224, "crop": 0.875, "method": "lanczos", "mean": (0.5,)} == found
+
+
+@pytest.mark.parametrize("side, crop, whole", [(256, 0.875, 292), (384, 0.875, 438), (224, 0.9, 248)])
+def test_evaluations_resize_to_a_size_rounded_down_as_the_authors_do(side, crop, whole):
+  assert published_images.processor({"name": "image_classification", "resolution": side, "crop": crop})["size"] == {
+    "shortest_edge": whole
+  }
+  assert all(pictures.covered(side, side / n) == n for n in range(side, 2 * side))
 
 
 def test_timms_share_is_of_a_whole_number_of_pixels_rounded_down_both_ways(tmp_path):

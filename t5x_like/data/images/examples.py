@@ -282,22 +282,19 @@ def at_resolution(
   """Bring an image to a height and width, as `Seen.fit` says: float32 [*sides_2, C]; `mean` fills what it leaves."""
   shape = tf.shape(image_YXC)[:2]
   cuts = fit.endswith("cut")
-  whole_2 = size = tf.constant([round(side / crop) for side in sides_2] if cuts else sides_2)
+  whole_2 = size = tf.constant([pictures.covered(side, crop) for side in sides_2] if cuts else sides_2)
   if not fit.startswith("squeezed"):  # the other side is rounded down, as in torchvision
     axis = (tf.argmax if cuts else tf.argmin)(whole_2 / shape)
     fitting, given = tf.cast(whole_2[axis], tf.int64), tf.cast(shape, tf.int64)
     size = tf.maximum(tf.cast(given * fitting // given[axis], tf.int32), whole_2 if cuts else 1)
   start = (size - sides_2) // 2
   seen_2 = sides_2 if fit != "padded" else tf.unstack(tf.minimum(size, sides_2))
+  box_4 = tf.concat([tf.maximum(start, 0), seen_2], 0)
 
   def resized() -> tf.Tensor:  # only the middle: the whole of a long and narrow image would take gigabytes
-    return _pixels.clipped(_resize.part(image_YXC, seen_2, size, tf.maximum(start, 0), method))
+    return _pixels.clipped(_resize.part(image_YXC, seen_2, size, box_4[:2], method))
 
-  def cut() -> tf.Tensor:
-    y, x = tf.unstack(tf.maximum(start, 0))
-    return image_YXC[y : y + seen_2[0], x : x + seen_2[1]]
-
-  made = tf.cond(tf.reduce_all(size == shape), cut, resized)
+  made = tf.cond(tf.reduce_all(size == shape), lambda: cut(image_YXC, box_4), resized)
   if fit == "padded":
     before_2, fill_C = tf.maximum(-start, 0), 255.0 * tf.constant(mean, tf.float32)
     around = tf.stack([before_2, sides_2 - before_2 - tf.stack(seen_2)], 1)

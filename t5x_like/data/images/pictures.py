@@ -77,6 +77,11 @@ def pixels(data: bytes, channels: int) -> np.ndarray:
   return found.reshape(*found.shape[:2], channels)
 
 
+def covered(side: int, crop: float) -> int:
+  """Return `side / crop` pixels, to which evaluations resize a side, rounded down as in timm and the authors' code."""
+  return int(side / crop + 1e-6)  # 224 / (224 / 248) is 248
+
+
 def at_resolution(
   image_YXC: np.ndarray,
   sides_2: tuple[int, int],
@@ -91,7 +96,7 @@ def at_resolution(
   """
   shape = np.array(image_YXC.shape[:2])
   cuts = fit.endswith("cut")
-  whole_2 = size = np.array([round(side / crop) for side in sides_2] if cuts else sides_2)
+  whole_2 = size = np.array([covered(side, crop) for side in sides_2] if cuts else sides_2)
   if not fit.startswith("squeezed"):  # the other side is rounded down, as in torchvision
     axis = (whole_2 / shape).argmax() if cuts else (whole_2 / shape).argmin()
     size = np.maximum(shape * whole_2[axis] // shape[axis], whole_2 if cuts else 1)

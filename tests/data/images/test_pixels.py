@@ -29,8 +29,8 @@ def test_a_part_of_a_file_is_decoded_as_the_whole_is_and_as_pillow_does(form):
 
 
 def whole_then_cut(image: np.ndarray, sides: tuple[int, int], crop: float) -> np.ndarray:
-  """Resize as torchvision does, which rounds the longer side down, and cut out the middle."""
-  shape, cover = np.array(image.shape[:2]), np.array([round(side / crop) for side in sides])
+  """Resize as timm and torchvision do, which round all sides down, and cut out the middle."""
+  shape, cover = np.array(image.shape[:2]), np.array([int(side / crop) for side in sides])
   axis = (cover / shape).argmax()
   size = np.maximum(shape * cover[axis] // shape[axis], cover)
   y, x = (size - sides) // 2
