@@ -140,6 +140,13 @@ def test_the_sizes_of_the_paper(size, counts):
   assert (new.optimizer.name, new.schedule.name, new.schedule.warmup_steps) == ("adafactor", "rsqrt", 10_000)
 
 
+def test_a_masked_autoencoder_is_probed_and_evaluated_as_by_its_authors():
+  """Their probe reads the class token, their fine-tuning the mean; above 224, the shorter side is seen whole."""
+  found = [recipes.load(f"configs/vit/mae_classify.py:{words}") for words in ("huge", "huge_448", "huge,probe")]
+  expected = [("mean", 0.875), ("mean", 1.0), ("token", 0.875)]
+  assert [(one.model.head.pooling, one.task.crop) for one in found] == expected
+
+
 @pytest.mark.parametrize("recipe", debug_recipes())
 def test_a_recipe_runs_two_debug_steps(recipe, tmp_path, capsys):
   flags = ("--config.peak_flops=1e11",)
