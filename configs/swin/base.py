@@ -12,7 +12,8 @@ Accuracies of T after 10, 50 and 90 epochs are not published as text: the author
 `:l` is the pretraining of Swin-L on the 21,841 classes of ImageNet-22K: 90 epochs of 14,197,122 images at batch 4096,
 decay 0.01 (0.05 in their code), a linear schedule after 5 epochs. Fine-tuned on ImageNet for 30 epochs at 384 x 384
 with windows of 12 (--config.init.workdir=runs/swin_l --config.model.resolution=384 --config.task.resolution=384
---config.model.window=12 --config.optimizer.weight_decay=1e-8, at a constant 1e-5): 87.3 %.
+--config.model.window=12 --config.optimizer.weight_decay=1e-8, at a constant 1e-5) and evaluated on images squeezed to
+squares, as in the authors' config (--config.task.fit=squeezed): 87.3 %.
 
 `,v2` is Swin V2 (Liu et al. 2022, arXiv:2111.09883) at 256 x 256 with windows of 8, by the same table; expected (the
 authors' repository): `:t,v2` 81.8, `:s,v2` 83.7, `:b,v2` 84.2 %. `:l,v2` is trained at 192 x 192 with decay 0.1 and a
