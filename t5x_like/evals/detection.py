@@ -77,12 +77,10 @@ class Evaluator:
     return Result(scores | {"images": len(rows)}, samples, rows)
 
   def _row(self, n: int, corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, truth) -> dict:
-    own, size_4 = truth.of(n), np.tile(truth.pixels[n], 2)
-    objects = [
-      {"label": self._classes[label], "box": _rounded(box * size_4)}
-      for box, label in zip(truth.boxes[own], truth.labels[own])
-    ]
-    return {"image": n, "objects": objects, "detections": listed(corners_Q4, class_Q, score_Q, self._classes)}
+    size_4, things = np.tile(truth.pixels[n], 2), zip(truth.boxes[truth.of(n)], truth.labels[truth.of(n)])
+    objects = [{"label": self._classes[label], "box": _rounded(box * size_4)} for box, label in things]
+    shown = listed(corners_Q4.clip(0, size_4), class_Q, score_Q, self._classes)
+    return {"image": n, "objects": objects, "detections": shown}
 
 
 def average_precision(
@@ -171,9 +169,9 @@ def likeliest(outputs: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.
 
 
 def corners(boxes_Q4: np.ndarray) -> np.ndarray:
-  """Convert (centre x, centre y, width, height) to (ymin, xmin, ymax, xmax), clipped to the image."""
+  """Convert (centre x, centre y, width, height) to (ymin, xmin, ymax, xmax), beyond the image too, as DETR does."""
   x, y, w, h = np.moveaxis(boxes_Q4, -1, 0)
-  return np.clip(np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], axis=-1), 0.0, 1.0)
+  return np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], axis=-1)
 
 
 def listed(corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, names: Sequence[str]) -> list[dict]:

@@ -173,7 +173,7 @@ class ObjectDetection(_OfImages):
     """Return `detections`, each with `label`, `score` and `box` (ymin, xmin, ymax, xmax in the file's pixels)."""
     order = np.argsort(-score_Q, kind="stable")
     chosen = order[: self._top_k] if self._top_k else order[score_Q[order] >= SHOWN]
-    boxes = corners(box_Q4[chosen].astype(np.float64)) * np.tile(size, 2)
+    boxes = corners(box_Q4[chosen].astype(np.float64)).clip(0.0, 1.0) * np.tile(size, 2)
     return {"detections": listed(boxes, class_Q[chosen], score_Q[chosen], self._names)}
 
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -179,6 +180,19 @@ def test_what_is_exact_is_perfect_and_what_is_not_there_is_nothing():
   assert scores["AP"] == pytest.approx(100) and scores["AP50"] == pytest.approx(100)
   none = [(n, np.zeros((0, 4)), np.zeros(0, int), np.zeros(0)) for n in range(len(truth.ends))]
   assert detection.average_precision(truth, none, CLASSES) == {"AP": 0.0}
+
+
+def test_boxes_beyond_the_image_are_scored_as_they_are_and_shown_within_it():
+  """As in `PostProcess` of the authors' code, half of this box lies beyond and counts as missed."""
+  corners_Q4 = detection.corners(np.array([[0.0, 0.25, 1.0, 0.5]])) * 100
+  np.testing.assert_array_equal(corners_Q4, [[0, -50, 50, 50]])
+  none = np.zeros(1, bool)
+  boxes, labels = np.array([[0.0, 0.0, 0.5, 0.5]], np.float32), np.zeros(1, np.int32)
+  truth = Boxes(np.array([1]), np.full((1, 2), 100), boxes, labels, np.array([2500.0]), none, none, {})
+  detections = [(0, corners_Q4, labels, np.ones(1))]
+  assert detection.average_precision(truth, detections, CLASSES)["AP"] == pytest.approx(10)  # an IoU of exactly 0.5
+  row = detection.Evaluator._row(SimpleNamespace(_classes=CLASSES), *detections[0], truth)
+  assert row["detections"][0]["box"] == row["objects"][0]["box"] == [0, 0, 50, 50]
 
 
 def made(folder, devices: int, batch_size: int):
