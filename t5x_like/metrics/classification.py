@@ -16,6 +16,8 @@ def _accuracy(gold, predicted, weights, classes: int) -> float:
 def _f1(gold, predicted, weights, classes: int) -> float:
   from sklearn.metrics import f1_score
 
+  if classes == 2:
+    predicted = np.where(predicted == 2, 1 - gold, predicted)
   return f1_score(gold, predicted, labels=[1], average="macro", sample_weight=weights, zero_division=0)
 
 
@@ -42,8 +44,8 @@ SCORES: Mapping[str, Callable] = {
 class Classification(Metric):
   """Scores of one class index per example.
 
-  A prediction of None, such as a generated text that names no class, counts as wrong: as the other of two classes (T5's
-  `f1_score_with_invalid`), or else as an additional class.
+  A prediction of None, such as a generated text that names no class, counts as an additional class, as T5's -1; for the
+  F1 of two classes it counts as the other one (T5's `f1_score_with_invalid`).
 
   Args:
     classes: number of classes; references are 0 to `classes - 1`.
@@ -56,10 +58,7 @@ class Classification(Metric):
     self.names = tuple(self._scores)
 
   def rows(self, references: Sequence[int], predictions: Sequence[int | None]) -> np.ndarray:
-    def wrong(gold: int) -> int:
-      return 1 - gold if self._classes == 2 else self._classes
-
-    pairs = [(gold, wrong(gold) if given is None else given) for gold, given in zip(references, predictions)]
+    pairs = [(gold, self._classes if given is None else given) for gold, given in zip(references, predictions)]
     return np.array(pairs, np.int64).reshape(-1, 2)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:

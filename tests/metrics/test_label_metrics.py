@@ -51,6 +51,11 @@ def test_no_label_is_wrong():
   assert both([1, 0, 1], [1, None, None]) == both([1, 0, 1], [1, 1, 0])  # T5's f1_score_with_invalid
   three = Classification(3, ("accuracy", "macro_f1"))([0, 1, 2, 2], [0, 1, 2, None])
   assert three == {"accuracy": 75.0, "macro_f1": pytest.approx(100 * (1 + 1 + 2 / 3) / 3)}
+  gold, given = [1, 1, 0, 0, 1], [1, None, 0, None, 0]  # T5 passes -1 for no label to scikit-learn
+  matthews = sklearn.metrics.matthews_corrcoef(gold, [1, -1, 0, -1, 0])
+  assert Classification(2, ("matthews_correlation",))(gold, given)["matthews_correlation"] == pytest.approx(
+    100 * matthews
+  )
 
 
 def test_correlation_of_what_does_not_vary_is_not_defined():
