@@ -117,8 +117,8 @@ def chrf(*, char_order: int = 6, word_order: int = 0, beta: int = 2, lowercase: 
   return TextMetric(Chrf(char_order, word_order, beta, lowercase))
 
 
-def rouge(*, use_stemmer: bool = True) -> TextMetric:
-  return TextMetric(Rouge(use_stemmer))
+def rouge(*, use_stemmer: bool = True, one_reference: bool = False) -> TextMetric:
+  return TextMetric(Rouge(use_stemmer, one_reference))
 
 
 def tags() -> TextMetric:

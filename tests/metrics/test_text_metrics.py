@@ -63,6 +63,14 @@ def test_rouge_takes_the_best_reference_for_each_type_and_means_over_examples():
   assert found["rougeLsum"] > found["rougeL"]  # sentences in another order cost nothing
 
 
+def test_one_reference_is_that_of_the_highest_rouge_1():
+  references, prediction = ["c a b x", "x b d e f g"], "x b a c"  # one has the words, the other a pair of them
+  scores = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"]).score(references[0], prediction)
+  one, each = (Rouge(use_stemmer=False, one_reference=flag)([references], [prediction]) for flag in (True, False))
+  assert one == {name: pytest.approx(100 * score.fmeasure) for name, score in scores.items()}
+  assert one["rouge1"] == each["rouge1"] == 100 and one["rouge2"] < each["rouge2"]
+
+
 def test_stemming_and_sentences():
   assert Rouge()([["the dogs jumped"]], ["the dog jumps"])["rouge1"] == pytest.approx(100.0)
   assert Rouge(use_stemmer=False)([["the dogs jumped"]], ["the dog jumps"])["rouge1"] == pytest.approx(100 / 3)
