@@ -1,8 +1,9 @@
 """Translations from English (Workshop on Machine Translation) with T5's texts, data and BLEU (Raffel et al. 2020).
 
 Training data and dev sets are those of the paper's section 2.3: German as in Vaswani et al. 2017 with newstest2013,
-French of WMT15 with newstest2014, Romanian of WMT16 with newsdev2016. BLEU is sacrebleu's with its tokenizer `intl`, as
-in the paper; the leaderboard's is `13a`. The likeliest token is taken at every step, as in tables 1 to 13;
+French of WMT15 with newstest2014, Romanian of WMT16 with newsdev2016. T5's tasks read TensorFlow datasets, which have
+files of the other direction (`fren`, `roen`), and newsdiscussdev2015 too. BLEU is sacrebleu's with its tokenizer
+`intl`, as in the paper; the leaderboard's is `13a`. The likeliest token is taken at every step, as in tables 1 to 13;
 `--config.evals.dev.beams=4` is table 14's search. Rows have 256 tokens, where T5 packs 512.
 """
 
