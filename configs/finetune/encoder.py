@@ -9,8 +9,8 @@ architecture and the vocabulary, and without it the model is trained from scratc
 of them to warm up, the best checkpoint on the dev set. The paper takes the best of the rates 5e-5 to 2e-5. `,electra`
 has 1e-4, 0.8 of a layer's rate for the one below it, and 10 epochs of RTE and STS-B, 2 of SQuAD (Clark et al., table 7,
 base size), `,roberta` has 1e-5, the lowest rate of Liu et al. 2019, table 10, 10 epochs, 6 % of them to warm up, decay
-0.1, b2 0.98 and no clipping. Expected of BERT base: SST-2 93.5, CoLA 52.1. `python -m t5x_like.evaluate --suite=glue`
-runs a whole table. Not run at full size here.
+0.1, b2 0.98 and no clipping. Expected of BERT base on the test sets: SST-2 93.5, CoLA 52.1.
+`python -m t5x_like.evaluate --suite=glue` runs a whole table. Not run at full size here.
 """
 
 from typing import Literal

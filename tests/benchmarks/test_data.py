@@ -40,6 +40,13 @@ def test_texts_that_t5_rewrites_are_read_through_their_form(tmp_path):
     data.check(config)
 
 
+def test_bart_reads_articles_as_in_fairseq():
+  recipe = "configs/finetune/text_to_text.py:cnn_dailymail/cnn_dailymail"
+  t5, bart = recipes.load(recipe).task, recipes.load(f"{recipe},bart").task
+  assert (t5.inputs, t5.inputs_length) == ("summarize: {article}", 512)
+  assert (bart.inputs, bart.inputs_length) == ("{article}", 1024)
+
+
 def test_evaluations_on_other_data_have_files_of_their_own(tmp_path):
   xquad = benchmark("xquad/xquad")
   found = data.keys(xquad, xquad.encoder, FOLDER, None)
