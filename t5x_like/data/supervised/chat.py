@@ -68,9 +68,10 @@ TEMPLATES = {
   ),
   # OpenAI's ChatML, used by Qwen and many others.
   "chatml": ChatTemplate(_alike("<|im_start|>{role}\n", "<|im_end|>\n"), "<|im_end|>", ("<|im_start|>", "<|im_end|>")),
-  # Llama 3's; `<|begin_of_text|>` is the decoder's start.
+  # Llama 3's, which calls tools "ipython"; `<|begin_of_text|>` is the decoder's start.
   "llama3": ChatTemplate(
-    _alike("<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>"),
+    _alike("<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>")
+    | {"tool": ("<|start_header_id|>ipython<|end_header_id|>\n\n", "<|eot_id|>")},
     "<|eot_id|>",
     ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     stripped=True,

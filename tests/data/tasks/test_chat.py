@@ -76,6 +76,12 @@ def test_templates_are_written_as_they_are_published(template, published):
   assert Chat(template, vocabulary).prompt(talk[:-2]) == ids[: np.flatnonzero(np.diff(answer) == 1)[-1] + 1].tolist()
 
 
+def test_llama_reads_results_of_tools_as_ipython(published):
+  vocabulary = vocabularies.load(published)
+  ids = Chat("llama3", vocabulary).prompt([Message("tool", "42")])
+  assert "ipython" in vocabulary.decode(ids) and "tool" not in vocabulary.decode(ids)
+
+
 MISTRAL = {"turns": {"user": ["[INST] ", " [/INST]"], "assistant": ["", "<EOS>"]}, "ends": "<EOS>", "lead": " "}
 
 
