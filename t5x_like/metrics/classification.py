@@ -7,30 +7,23 @@ import numpy as np
 from t5x_like.metrics.metric import Metric, percent
 
 
-def _accuracy(gold, predicted, weights, classes: int) -> float:
-  from sklearn.metrics import accuracy_score
-
-  return accuracy_score(gold, predicted, sample_weight=weights)
+def _accuracy(metrics, gold, predicted, weights, classes: int) -> float:
+  return metrics.accuracy_score(gold, predicted, sample_weight=weights)
 
 
-def _f1(gold, predicted, weights, classes: int) -> float:
-  from sklearn.metrics import f1_score
-
+def _f1(metrics, gold, predicted, weights, classes: int) -> float:
   if classes == 2:
     predicted = np.where(predicted == 2, 1 - gold, predicted)
-  return f1_score(gold, predicted, labels=[1], average="macro", sample_weight=weights, zero_division=0)
+  return metrics.f1_score(gold, predicted, labels=[1], average="macro", sample_weight=weights, zero_division=0)
 
 
-def _macro_f1(gold, predicted, weights, classes: int) -> float:
-  from sklearn.metrics import f1_score
+def _macro_f1(metrics, gold, predicted, weights, classes: int) -> float:
+  labels = range(classes)
+  return metrics.f1_score(gold, predicted, labels=labels, average="macro", sample_weight=weights, zero_division=0)
 
-  return f1_score(gold, predicted, labels=range(classes), average="macro", sample_weight=weights, zero_division=0)
 
-
-def _matthews(gold, predicted, weights, classes: int) -> float:
-  from sklearn.metrics import matthews_corrcoef
-
-  return matthews_corrcoef(gold, predicted, sample_weight=weights)
+def _matthews(metrics, gold, predicted, weights, classes: int) -> float:
+  return metrics.matthews_corrcoef(gold, predicted, sample_weight=weights)
 
 
 SCORES: Mapping[str, Callable] = {
@@ -63,11 +56,14 @@ class Classification(Metric):
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
     """Compute the scores from distinct (gold, predicted) pairs weighted by count, which is faster than by rows."""
+    from sklearn import metrics
+
     width = self._classes + 1
     counts = np.bincount(rows_NC[:, 0] * width + rows_NC[:, 1], minlength=width * width)
     cells = np.flatnonzero(counts)
     gold, predicted = np.divmod(cells, width)
-    return {name: percent(score(gold, predicted, counts[cells], self._classes)) for name, score in self._scores.items()}
+    given = metrics, gold, predicted, counts[cells], self._classes
+    return {name: percent(score(*given)) for name, score in self._scores.items()}
 
 
 class Matches(Metric):
