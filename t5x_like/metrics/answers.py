@@ -109,12 +109,11 @@ _NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?\d[\d,]*(?:\.\d+)?")  # the minus of "
 
 
 def final_number(text: str) -> str | None:
-  """Return the number after `####`, as in GSM8K's answers, else the last number in the text, or None.
+  """Return the number after the first `####`, as GSM8K's `dataset.py`, else the last number in the text, or None.
 
   Dollar signs, thousands separators and redundant zeros are removed: `"… so it is $1,050.00."` -> `"1050"`.
   """
-  marked = _MARKED.findall(text)
-  found = marked or _NUMBER.findall(text)
+  found = _MARKED.findall(text)[:1] or _NUMBER.findall(text)
   if not found:
     return None
   number = found[-1].replace(",", "").replace("$", "")

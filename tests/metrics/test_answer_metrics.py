@@ -114,6 +114,7 @@ def test_squad_2_leaves_out_what_has_no_prediction():
     ("0.50", "0.5"),
     ("2 of 3, then 4", "4"),
     ("#### 5\nQuestion: 9", "5"),
+    ("#### 5\nQuestion: 9\n#### 9", "5"),
     ("none", None),
     ("", None),
   ],
