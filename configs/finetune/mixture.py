@@ -16,7 +16,7 @@ that TFDS_DATA_DIR names. Not run at full size here.
 
 from typing import Literal
 
-from t5x_like.benchmarks.suites import cnn_dailymail, glue, squad, superglue, wmt
+from t5x_like.benchmarks.suites import Benchmark, cnn_dailymail, glue, squad, superglue, wmt
 from t5x_like.config import defaults
 
 _FILES = {"glue": glue, "superglue": superglue, "squad": squad, "cnn_dailymail": cnn_dailymail, "wmt": wmt}
@@ -25,24 +25,31 @@ _PRONOUNS = {"source": "t5:dpr:tfds:definite_pronoun_resolution", "inputs": "{in
 LAPTOP = {"schedule.learning_rate": 1e-3, "task.weights": {}, "evals": {"loss": {"max_examples": 64}}}
 
 
+def tasks(suite: str) -> dict[str, Benchmark]:
+  """Return the tasks of a mixture by their labels."""
+  found = {}
+  for file in _SUITES[suite]:
+    for name, benchmark in _FILES[file].SUITE.tasks.items():
+      if benchmark.text and name != "wnli":
+        found[name if name not in found else f"{file}_{name}"] = benchmark
+  return found
+
+
 def get_config(suite: Literal[tuple(_SUITES)] = "glue"):
   config = defaults()
 
   config.model = {"name": "t5", "variant": "t5-v1_1-base", "dropout": 0.1, "vocab_size": 32_128}
   own = {"too_long": "truncate", "packed": False}
   parts, evals = {}, {}
-  for file in _SUITES[suite]:
-    for name, benchmark in _FILES[file].SUITE.tasks.items():
-      if benchmark.text and name != "wnli":
-        label = name if name not in parts else f"{file}_{name}"
-        source = benchmark.sources(False, benchmark.text)["task.source"]
-        texts = {key: benchmark.text.task[key] for key in ("inputs", "targets")}
-        parts[label] = {"source": source} | texts
-        lengths = {"inputs_length": 512, "targets_length": benchmark.text.task["targets_length"]}
-        for split, where in benchmark.evaluated.items():
-          task = {"task": {"name": "text_to_text"} | parts[label] | lengths | own}
-          if where != "test":
-            evals[f"{label}_{split}"] = dict(benchmark.text.evaluator) | task | {"split": where}
+  for label, benchmark in tasks(suite).items():
+    source = benchmark.sources(False, benchmark.text)["task.source"]
+    texts = {key: benchmark.text.task[key] for key in ("inputs", "targets")}
+    parts[label] = {"source": source} | texts
+    lengths = {"inputs_length": 512, "targets_length": benchmark.text.task["targets_length"]}
+    for split, where in benchmark.evaluated.items():
+      task = {"task": {"name": "text_to_text"} | parts[label] | lengths | own}
+      if where != "test":
+        evals[f"{label}_{split}"] = dict(benchmark.text.evaluator) | task | {"split": where}
   config.task = {
     "name": "mixture",
     "shared": {"name": "text_to_text", "inputs_length": 512, "targets_length": 256 if suite == "all" else 62} | own,

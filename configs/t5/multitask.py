@@ -5,8 +5,8 @@
 
 The published models of version 1.0 were pretrained so (section 3.7): span corruption as one task among the others, all
 drawn in proportion to their examples. Of the unlabelled text 710,000 examples count for `:small`, 2,620,000 for base,
-8,660,000 for `:large`, 33,500,000 for `:xl` and 133,000,000 for `:xxl`: `task.maximum`, which also bounds translations
-into German and French. The tasks are those of `configs/finetune/mixture.py:all`: GLUE, SuperGLUE, SQuAD, summaries and
+8,660,000 for `:large`, 33,500,000 for `:xl` and 133,000,000 for `:xxl`, and of translations into German and into French
+1,000,000 each. The tasks are those of `configs/finetune/mixture.py:all`: GLUE, SuperGLUE, SQuAD, summaries and
 translations. The paper trains 1,000,000 steps of 2,048 sequences; batches of 128 here.
 
 `:baseline` is that of section 3.5, denoising without spans, and trains 2^19 + 2^18 steps from scratch. Expected on GLUE
@@ -21,7 +21,10 @@ from configs.finetune import mixture
 from configs.t5 import architectures, base
 
 _UNLABELLED = {"small": 710_000, "base": 2_620_000, "large": 8_660_000, "xl": 33_500_000, "xxl": 133_000_000}
-LAPTOP = {"task.parts.unlabelled.inputs_length": 128, "task.weights": {}, "evals": {"loss": {"max_examples": 64}}}
+# Of ReCoRD each answer is an example, of WSC those whose referent is right; of large translations not all count.
+_COUNTED = {"en_de": 1_000_000, "en_fr": 1_000_000, "record": 138_854, "wsc": 259, "dpr": 1_322}
+LAPTOP = {"task.parts.unlabelled.inputs_length": 128, "task.rates": "equal", "task.weights": {}}
+LAPTOP |= {"evals": {"loss": {"max_examples": 64}}}
 
 
 def get_config(size: Literal[tuple(_UNLABELLED)] = "base", baseline: bool = False):
@@ -39,11 +42,14 @@ def get_config(size: Literal[tuple(_UNLABELLED)] = "base", baseline: bool = Fals
     "name": "mixture",
     "shared": {"name": "text_to_text", "inputs_length": 512},
     "parts": {"unlabelled": unlabelled} | parts,
-    "rates": "temperature",
-    "temperature": 1.0,
-    "maximum": 2**19 if baseline else _UNLABELLED[size],
-    "weights": tasks.task.weights.to_dict(),
+    "weights": {},
     "period": tasks.task.period,
   }
+  if baseline:
+    config.task.update({key: tasks.task[key] for key in ("rates", "temperature", "maximum", "weights")})
+  else:
+    examples = {label: benchmark.examples for label, benchmark in mixture.tasks("all").items()} | _COUNTED
+    halves = {label: examples[label] * weight for label, weight in tasks.task.weights.items()}
+    config.task.rates = examples | halves | {"unlabelled": _UNLABELLED[size]}
   config.eval_split, config.eval_every = "train", 5_000  # the tasks name their own splits
   return config

@@ -41,15 +41,21 @@ def test_tasks_are_drawn_by_their_examples_up_to_a_limit():
 
 @pytest.mark.parametrize("size", ["small", "xxl"])
 def test_every_task_of_the_pretraining_mixture_is_drawn(size):
-  """With the sizes of the data sets; RTE, in two suites, counts half in each."""
+  """A million translations count at every size; RTE, in two suites, counts half in each."""
   task = recipes.load(f"configs/t5/multitask.py:{size}").task
-  examples = {name.partition("/")[2]: one.examples for name, one in suites.learned_as("text").items()}
-  examples |= {"unlabelled": 10**9, "dpr": 1_322, "superglue_rte": 2_490, "record": 138_854, "wsc": 259}
-  sizes = [examples[name] * task.weights.get(name, 1.0) for name in task.parts]
-  rates = mixture.temperature(sizes, task.temperature, task.maximum)
-  found = dict(zip(task.parts, mixture.counts(dict(zip(task.parts, rates)), task.period)))
-  assert min(found.values()) > 0 and found["rte"] == found["superglue_rte"]
-  assert found["en_fr"] / found["unlabelled"] == pytest.approx(1 if size == "small" else 40_853_298 / 133e6, rel=1e-3)
+  rates = task.rates.to_dict()
+  assert rates.keys() == task.parts.to_dict().keys()
+  found = dict(zip(rates, mixture.counts(rates, task.period)))
+  assert min(found.values()) > 0 and rates["rte"] == rates["superglue_rte"] == 1_245
+  unlabelled = {"small": 710_000, "xxl": 133_000_000}[size]
+  assert [found[name] / found["unlabelled"] for name in ("en_de", "en_fr", "en_ro", "record")] == pytest.approx(
+    [examples / unlabelled for examples in (1_000_000, 1_000_000, 610_320, 138_854)], rel=1e-3
+  )
+
+
+def test_the_mixture_of_table_11_is_drawn_up_to_a_limit():
+  task = recipes.load("configs/t5/multitask.py:baseline", ["task.maximum=65536"]).task
+  assert (task.rates, task.maximum, task.weights.rte) == ("temperature", 65_536, 0.5)
 
 
 def test_the_recipe_has_every_text_of_its_suites():
