@@ -1,8 +1,8 @@
 """DeBERTa v3, the encoder (He et al. 2021, https://arxiv.org/abs/2111.09543): BERT with disentangled attention.
 
 Positions enter only as vectors of relative distances (`nn.disentangled`); there are neither absolute positions nor
-token types. This is the encoder to fine-tune, or to pretrain as a masked language model, as v1 was;
-`models.deberta_rtd` is the paper's pretraining.
+token types. This is the encoder to fine-tune, or to pretrain as a masked language model, as v1 was but without its
+enhanced mask decoder; `models.deberta_rtd` is the paper's pretraining.
 """
 
 from dataclasses import dataclass, replace
@@ -68,6 +68,5 @@ class Model(Encoder):
         f"config.model.design: found position {design.position!r} and sublayers {', '.join(names)}, expected position "
         "'none' and one attention and feed-forward layer in turn"
       )
-    norm = design.make_norm(D, rngs)
-    sizes = dict(buckets=self.variant.buckets, max_distance=self.variant.max_distance)
-    self.encoder = DisentangledStack(self.encoder, rngs, init=design.table_init(), norm=norm, **sizes)
+    parts = dict(norm=design.make_norm(D, rngs), buckets=self.variant.buckets, max_distance=self.variant.max_distance)
+    self.encoder = DisentangledStack(self.encoder, rngs, init=design.table_init(), **parts)

@@ -7,8 +7,9 @@ The generator's table E_G learns from the generator alone, and E_delta, which st
 alone. The norm after the table and the vectors of distances are each network's own.
 
 The authors' code updates the generator first and the discriminator in a second step; here one step updates both. No
-gradient passes between them, but they share one clipping of its norm. The head is ELECTRA's, as in the paper's
-equations; the authors' code also adds the state of [CLS] to every token.
+gradient passes between them, but they share one clipping of its norm. Both heads are ELECTRA's. The authors' generator
+has DeBERTa's enhanced mask decoder (arXiv:2006.03654, section 3.2: the last layer twice, with absolute positions in its
+queries), and their discriminator adds the state of [CLS] to every token and normalises the sums.
 """
 
 import copy
