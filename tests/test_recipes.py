@@ -114,6 +114,12 @@ def test_weights_decay_as_in_the_authors_code(recipe, undecayed):
   assert (config.optimizer.name, config.optimizer.undecayed) == ("adamw", undecayed)
 
 
+def test_pythia_has_the_gelu_of_its_configs():
+  """`bias_gelu_fusion`, which is the tanh form in megatron/model/activations.py of EleutherAI/gpt-neox."""
+  config = resolve(recipes.load("configs/neox/pythia_160m.py"))
+  assert build(config).model.variant.design.activation == "gelu_tanh"
+
+
 def test_bigbird_masks_whole_words_as_its_code_does():
   """`numpy_masking` in run_pretraining.py of google-research/bigbird."""
   assert resolve(recipes.load("configs/bigbird/base.py")).task.masking == "words"
