@@ -1,9 +1,9 @@
 """REALM: a retriever and a reader that are trained together (Guu et al. 2020, https://arxiv.org/abs/2002.08909).
 
-The retriever is a BERT: a query and a passage are compared by the inner product of their projected [CLS] states, in 128
-dimensions (Lee et al. 2019, section 3). The paper's reader is a BERT too, with a head for masked tokens in pretraining
-and another for spans in fine-tuning. Here it is a T5, which writes a masked span and an answer alike, so one model and
-one objective serve both (as in Lewis et al. 2020, RAG-Sequence).
+The retriever is a BERT: a query and a passage are compared by the inner product of their [CLS] states, projected to 128
+dimensions by a matrix of each (Lee et al. 2019, section 3; the authors' code takes BERT's pooled states, has one matrix
+and normalises after it). The paper's reader is a BERT too, with one head for masked tokens and another for spans. Here
+a T5 writes both, so one model and one objective serve both (as in Lewis et al. 2020, RAG-Sequence).
 """
 
 from t5x_like.architectures.retriever_reader import RetrievalVariant, RetrieverReader
