@@ -114,6 +114,10 @@ def test_weights_decay_as_in_the_authors_code(recipe, undecayed):
   assert (config.optimizer.name, config.optimizer.undecayed) == ("adamw", undecayed)
 
 
+def test_bloom_drops_out_by_the_defaults_of_megatron():
+  assert resolve(recipes.load("configs/bloom/560m.py")).model.dropout == 0.1
+
+
 def test_pythia_has_the_gelu_of_its_configs():
   """`bias_gelu_fusion`, which is the tanh form in megatron/model/activations.py of EleutherAI/gpt-neox."""
   config = resolve(recipes.load("configs/neox/pythia_160m.py"))

@@ -4,9 +4,10 @@
   python -m t5x_like.train --config=configs/bloom/560m.py --workdir=runs/bloom_560m
 
 Batches of 256 windows of 2,048 tokens, AdamW up to 3e-4 and down by a cosine to 1e-5 at 410 billion tokens, of which
-341 billion are run; weight decay 0.1, clipping at 1.0 (table 3). The paper's corpus has 46 languages;
+341 billion are run; weight decay 0.1, clipping at 1.0 (table 3), dropout 0.1, which the authors' scripts inherit from
+Megatron-LM (train/tr11-176B-ml/README.md of bigscience-workshop/bigscience). The paper's corpus has 46 languages;
 `configs/mt5/base.py` shows how to mix them. The batch is constant here, and grows from 192 in the authors' script
-(tr11e-350M-ml of bigscience-workshop/bigscience). 32 accelerators or more. Not run at full size here.
+(tr11e-350M-ml). 32 accelerators or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults
@@ -17,7 +18,7 @@ LAPTOP = {"schedule.total_steps": 400}
 def get_config():
   config = defaults()
 
-  config.model = {"name": "bloom", "variant": "560m", "vocab_size": 250_880, "dropout": 0.0}
+  config.model = {"name": "bloom", "variant": "560m", "vocab_size": 250_880, "dropout": 0.1}
   config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 2048, "document_mask": False}
   config.objective = {"name": "decoder"}
 
