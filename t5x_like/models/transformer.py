@@ -18,6 +18,7 @@ VASWANI = Design(
   biases=("mlp",),
   position="sinusoidal",
   attention_dropout="none",  # section 5.4: after sublayers and embeddings alone
+  kernel_scales=(1.0, 1.0, 0.4, 1.6),  # variances of one over the mean of fan in and fan out, as in Tensor2Tensor
   embed_scale=True,
   tied=True,
 )
@@ -33,10 +34,7 @@ MARIAN = replace(
 
 
 def _vaswani(embed, heads, mlp, layers=6) -> Variant:
-  """Build a variant with the paper's sizes and 37,000 pieces.
-
-  Initial token vectors have length one before they are scaled by sqrt(D).
-  """
+  """Build a variant with the paper's sizes and 37,000 pieces; initial token vectors have length one, before sqrt(D)."""
   design = replace(VASWANI, embed_init=embed**-0.5)
   return Variant(Dims(embed, heads, heads, embed // heads, mlp, layers), design, 37_000)
 

@@ -16,7 +16,7 @@ from t5x_like import slots
 from t5x_like.architectures.build import StackBuilder
 from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
-from t5x_like.models import gpt, mpt
+from t5x_like.models import gpt, mpt, transformer
 from t5x_like.nn import params, positions
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.feed_forward import ACTIVATIONS, Experts
@@ -227,6 +227,18 @@ def test_kernels_of_mpt_start_as_in_llm_foundry():
     "mlp/layer/wo/kernel": wo / 8,
   }
   assert found == pytest.approx(expected | {"embed/table": kernel})
+
+
+@pytest.mark.parametrize("variant", ["transformer-base", "transformer-big"])
+def test_kernels_of_the_transformer_start_as_in_tensor2tensor(variant):
+  """`uniform_unit_scaling` in `transformer_base_v1`, of fan_avg, and N(0, 1/D) for the shared table."""
+  make = lambda key: transformer.Model(nnx.Rngs(params=key), variant=variant)  # noqa: E731
+  named = params.named_params(jax.eval_shape(make, jax.random.key(0)))
+  D, rest = transformer.VARIANTS[variant].dims.embed, {n: p for n, p in named.items() if "kernel" in n}
+  for name, kernel in rest.items():
+    fans = (D, 4 * D) if "/mlp/" in name else (D, D)
+    assert kernel.stddev == pytest.approx((2 / sum(fans)) ** 0.5), name
+  assert len(rest) == 6 + 10 and named["embed/table"].stddev == D**-0.5
 
 
 def test_tables_of_gpt_start_as_in_the_authors_code():
