@@ -1,7 +1,8 @@
 """XLM: BERT with a vector for the language of each token (Lample and Conneau 2019, https://arxiv.org/abs/1901.07291).
 
 Languages are the token types. A model of many languages needs none (`types=0`, Conneau et al. 2020). The data of
-translation language modelling is `tasks.translation_lm`.
+translation language modelling is `tasks.translation_lm`. Sentences begin with <s>, as in `transformers`, where the
+authors' code has another </s>. Initial values are BERT's, where it has N(0, 1/D) in tables and PyTorch's own elsewhere.
 """
 
 from t5x_like.architectures.design import Tokens, Variant
