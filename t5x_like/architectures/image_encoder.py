@@ -25,7 +25,7 @@ from t5x_like.nn.mask import positions
 from t5x_like.nn.norm import Identity
 from t5x_like.parallel.constrain import constrain
 from t5x_like.resolution import Resolution, sides
-from t5x_like.slots import Count, Positive, Rate
+from t5x_like.slots import AboveZero, Count, Positive, Rate
 
 DropPathRates = Literal["linear", "uniform"]
 
@@ -45,7 +45,7 @@ class ImageVariant:
     class_tokens: number of learned vectors before the patches: 1 in ViT, 2 in DeiT, 0 where patches are averaged.
     registers: number of learned vectors without a position, which no head reads (Darcet et al. 2024, arXiv:2309.16588).
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
-    patch_bias: whether the projection of the patches has a bias.
+    patch_bias, patch_scale: whether the projection of the patches has a bias, and the scale of its initial variance.
     backbone: one of `architectures.backbones`, whose map is cut into patches (the hybrid of section 3.1); None for
       patches of pixels.
     edge: pixels at the right and at the bottom that fill no patch are "refused", or "dropped".
@@ -60,6 +60,7 @@ class ImageVariant:
   registers: Count = 0
   head: str | dict = "image_classification"
   patch_bias: bool = True
+  patch_scale: AboveZero = 1.0
   backbone: str | dict | None = None
   edge: Literal["refused", "dropped"] = "refused"
 
@@ -155,8 +156,8 @@ class ImageEncoder(ImageModel):
         f"config.model.patch: found {variant.patch}, expected a multiple of the backbone's stride, {cells}"
       )
     inputs = (variant.patch // cells) ** 2 * width
-    init, bias = params.fan_in_normal(inputs), variant.patch_bias
-    self.patches = Linear((inputs, dims.embed), (None, "embed"), init, rngs, bias=bias)
+    init = variant.design.kernel_init(inputs, scale=variant.patch_scale)
+    self.patches = Linear((inputs, dims.embed), (None, "embed"), init, rngs, bias=variant.patch_bias)
     self.tokens = params.param(rngs, table_init, (E, dims.embed), (None, "embed")) if E else None
     R = variant.registers
     self.registers = params.param(rngs, table_init, (R, dims.embed), (None, "embed")) if R else None

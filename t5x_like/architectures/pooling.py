@@ -26,7 +26,7 @@ SIZE = 3  # rows and columns of the pooling kernel
 
 
 class Pool(nnx.Module):
-  """A convolution of each channel by itself, the same for all heads, and a norm over the head width.
+  """A convolution of each channel, which starts as PyTorch's and is the same for all heads; a norm over their width.
 
   Extra tokens before the grid's are normalised alone.
 
@@ -36,7 +36,7 @@ class Pool(nnx.Module):
   """
 
   def __init__(self, grid: Grid, stride: int, width: int, rngs: nnx.Rngs, *, norm: nnx.Module):
-    self.kernel = params.param(rngs, params.fan_in_normal(SIZE**2), (SIZE, SIZE, width), (None, None, None))
+    self.kernel = params.param(rngs, params.fan_in_normal(SIZE**2, 3**-0.5), (SIZE, SIZE, width), (None, None, None))
     self.norm = norm
     self.grid, self.stride = grid, stride
 

@@ -27,12 +27,12 @@ class PoolingVariant(StagedVariant):
 
 
 class OverlappingPatches(nnx.Module):
-  """Projected patches of images: a convolution with half a patch of zeros around an image."""
+  """Projected patches of images: a convolution with half a patch of zeros around an image; it starts as PyTorch's."""
 
   def __init__(self, variant: PoolingVariant, rngs: nnx.Rngs):
     size, pixels = variant.patch_size, variant.patch_size**2 * variant.channels
     shape, axes = (size, size, variant.channels, variant.embed), (None, None, None, "embed")
-    self.kernel = params.param(rngs, params.fan_in_normal(pixels), shape, axes)
+    self.kernel = params.param(rngs, params.fan_in_normal(pixels, 3**-0.5), shape, axes)
     self.bias = params.param(rngs, params.zeros, shape[-1:], axes[-1:])
     self.variant = variant
 

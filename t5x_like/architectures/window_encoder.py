@@ -13,6 +13,7 @@ from t5x_like.architectures.image_encoder import patchified
 from t5x_like.architectures.image_stages import Stage, StagedEncoder, StagedVariant
 from t5x_like.architectures.windows import Merging, WindowStack
 from t5x_like.errors import UserError
+from t5x_like.nn import params
 from t5x_like.nn.embed import Inputs
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.linear import Linear
@@ -51,11 +52,11 @@ class WindowVariant(StagedVariant):
 
 
 class Patches(Linear):
-  """Projected patches of images."""
+  """Projected patches of images, whose kernel starts as a convolution of PyTorch, as the authors left it."""
 
   def __init__(self, variant: WindowVariant, rngs: nnx.Rngs):
     pixels = variant.patch**2 * variant.channels
-    super().__init__((pixels, variant.embed), (None, "embed"), variant.design.kernel_init(pixels), rngs, bias=True)
+    super().__init__((pixels, variant.embed), (None, "embed"), params.fan_in_normal(pixels, 3**-0.5), rngs, bias=True)
     self.variant = variant
 
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:

@@ -33,9 +33,8 @@ TOKENS = Tokens(pad=None, start=49_406, eos=49_407)
 
 def _clip(width, image, text, patch, resolution=224) -> DualVariant:
   dims = [Dims(embed, heads, heads, embed // heads, 4 * embed, layers) for embed, heads, layers in (image, text)]
-  vision = ImageVariant(
-    dims[0], replace(IMAGE, embed_init=image[0] ** -0.5), patch, resolution, head="projection", patch_bias=False
-  )
+  design, patches = replace(IMAGE, embed_init=image[0] ** -0.5), dict(patch_bias=False, patch_scale=1 / 3)
+  vision = ImageVariant(dims[0], design, patch, resolution, head="projection", **patches)
   return DualVariant(vision, Variant(dims[1], TEXT, 49_408, TOKENS), width)
 
 

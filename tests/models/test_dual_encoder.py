@@ -177,6 +177,7 @@ def test_kernels_of_clip_start_with_the_deviations_of_its_code():
   text, out, image = 512, 24**-0.5, 768  # twelve layers of two sublayers
   expected = {"query": text**-0.5, "value": text**-0.5, "out": text**-0.5 * out}
   expected |= {"wi": (2 * text) ** -0.5, "wo": text**-0.5 * out}
+  assert found["image/patches/kernel"] == pytest.approx((3 * 32 * 32 * 3) ** -0.5)
   images = {"query": (2 * image) ** -0.5, "out": (3 * image) ** -0.5, "wi": (3 * image) ** -0.5}
   images["wo"] = (12 * image) ** -0.5
   for encoder, deviations in (("text", expected), ("image", images)):

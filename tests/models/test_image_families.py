@@ -19,7 +19,7 @@ from t5x_like.architectures.image_encoder import ImageEncoder, patchified
 from t5x_like.architectures.image_stages import StagedEncoder
 from t5x_like.architectures.window_encoder import WindowEncoder
 from t5x_like.errors import UserError
-from t5x_like.models import convnext, vit
+from t5x_like.models import convnext, mvit, swin, vit
 from t5x_like.nn import image_positions, params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid, learned_1d, relative_2d, sinusoidal_2d
@@ -134,6 +134,21 @@ def test_dropout_is_in_the_layers_and_behind_positions_but_not_behind_the_last_n
     lambda: convnext.Model(nnx.Rngs(params=jax.random.key(0)), variant="convnext-tiny", dropout=0.5)
   )
   assert network.head.dropout.rate == 0.5
+
+
+def test_patches_start_as_in_each_authors_code():
+  """Google's convolutions have the variance 1 / fan in, PyTorch's a third; DeiT's recipes say 0.02 of all kernels."""
+
+  def deviation(family, variant, name="patches/kernel", **options):
+    make = lambda key: family.Model(nnx.Rngs(params=key), variant=variant, **options)  # noqa: E731
+    return params.named_params(jax.eval_shape(make, jax.random.key(0)))[name].stddev
+
+  assert deviation(vit, "vit-tiny") == pytest.approx(48**-0.5)
+  assert deviation(vit, "vit-tiny", design={"init_stddev": 0.02}) == 0.02
+  assert deviation(swin, "swin-tiny") == pytest.approx((3 * 12) ** -0.5)
+  assert deviation(mvit, "mvit-tiny") == pytest.approx((3 * 147) ** -0.5)
+  pool = "stage_2/stack/blocks/self_attention/layer/pool_key/kernel"
+  assert deviation(mvit, "mvit-tiny", pool) == pytest.approx(27**-0.5)
 
 
 def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():

@@ -38,6 +38,7 @@ def build(fields: Fields, names: set[str]):
     channels=image.take("num_channels", 3),
     head="projection",
     patch_bias=False,
+    patch_scale=1 / 3,
   )
   dims, design = stack(text, clip.TEXT, 512, 8)
   vocab = text.take("vocab_size", 49_408)
