@@ -12,6 +12,7 @@ from t5x_like import config as config_lib
 from t5x_like import laptop, models, recipes, slots, train
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
+from t5x_like.interop.published_images import processor
 from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
 from t5x_like.training.build import build
@@ -155,6 +156,11 @@ def test_a_masked_autoencoder_is_probed_and_evaluated_as_by_its_authors():
   found = [recipes.load(f"configs/vit/mae_classify.py:{words}") for words in ("huge", "huge_448", "huge,probe")]
   expected = [("mean", 0.875), ("mean", 1.0), ("token", 0.875)]
   assert [(one.model.head.pooling, one.task.crop) for one in found] == expected
+
+
+def test_siglip_sees_images_in_evaluations_as_its_published_processors_do():
+  made = processor(recipes.load("configs/siglip/base.py").task.to_dict())
+  assert made["size"] == {"height": 224, "width": 224} and "do_center_crop" not in made
 
 
 @pytest.mark.parametrize("recipe", debug_recipes())

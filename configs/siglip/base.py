@@ -6,9 +6,9 @@
 
 The loss of algorithm 1, its initial scale of 10 and bias of -10, b2 of 0.95 (section 4.7), 40 billion pairs at batch
 32,768, rows of 64 tokens (section 4.6) without a causal mask, pooling by attention, and the Adafactor of Zhai et al.
-2022. The rest is as in `configs/clip/base.py`: the paper gives neither rates nor decay. `:l16` is the large model. The
-vocabulary is the directory of a published SigLIP. Expected of B/16 (table 3): 76.2 % zero-shot top-1 on ImageNet. Not
-run at full size here.
+2022. Evaluations see images squeezed to squares, as in the authors' code. The rest is as in `configs/clip/base.py`: the
+paper gives neither rates nor decay. `:l16` is the large model. The vocabulary is the directory of a published SigLIP.
+Expected of B/16 (table 3): 76.2 % zero-shot top-1 on ImageNet. Not run at full size here.
 """
 
 from typing import Literal
@@ -25,6 +25,7 @@ def get_config(size: Literal["b16", "l16"] = "b16"):
   config.model.name, config.model.variant = "siglip", variant
   config.task.vocabulary, config.task.length = "siglip-base-patch16-224", 64
   config.task.mean = config.task.std = (0.5, 0.5, 0.5)
+  config.task.fit = "squeezed"
   config.objective = {"name": "pairwise_sigmoid"}
   config.total_steps = 40_000_000_000 // config.batch_size
   config.optimizer = {"name": "momentum_adafactor", "b2": 0.95, "weight_decay": 0.2}
