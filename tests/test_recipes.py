@@ -158,6 +158,10 @@ def test_a_masked_autoencoder_is_probed_and_evaluated_as_by_its_authors():
   assert [(one.model.head.pooling, one.task.crop) for one in found] == expected
 
 
+def test_the_baseline_of_big_vision_has_the_activation_of_flax():
+  assert recipes.load("configs/vit/small.py").model.design.activation == "gelu_tanh"
+
+
 def test_siglip_sees_images_in_evaluations_as_its_published_processors_do():
   made = processor(recipes.load("configs/siglip/base.py").task.to_dict())
   assert made["size"] == {"height": 224, "width": 224} and "do_center_crop" not in made
