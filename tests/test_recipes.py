@@ -158,6 +158,11 @@ def test_a_masked_autoencoder_is_probed_and_evaluated_as_by_its_authors():
   assert [(one.model.head.pooling, one.task.crop) for one in found] == expected
 
 
+def test_lamb_has_the_epsilon_that_deits_code_hands_it():
+  """timm's `create_optimizer` passes `--opt-eps`, 1e-8, where Apex would take 1e-6."""
+  assert recipes.load("configs/deit/deit3.py").optimizer.eps == 1e-8
+
+
 def test_the_baseline_of_big_vision_has_the_activation_of_flax():
   assert recipes.load("configs/vit/small.py").model.design.activation == "gelu_tanh"
 

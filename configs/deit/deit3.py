@@ -53,7 +53,7 @@ def get_config(size: Literal["small", "base", "large", "huge"] = "base", tuned: 
   config.objective = {"name": "classification", "loss": "sigmoid"}
   config.batch_size = 2048
   config.total_steps = 800 * _IMAGES // 2048
-  config.optimizer = {"name": "lamb", "weight_decay": 0.05, "undecayed": "tables"}
+  config.optimizer = {"name": "lamb", "eps": 1e-8, "weight_decay": 0.05, "undecayed": "tables"}
   rate = 4e-3 if size == "small" else 3e-3
   warmup = 5 * _IMAGES // 2048
   config.schedule = {"name": "cosine", "learning_rate": rate, "warmup_steps": warmup, "end": 1e-5 / rate}
