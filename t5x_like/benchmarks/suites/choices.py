@@ -16,7 +16,8 @@ def _race(part: str, examples: int):
     files=Files(f"race_{part}", "race", {split: [f"{name}/{part}/*.txt"] for split, name in _NAMES.items()}),
     text="{article}",
     options="options",
-    option="{question} {option}",
+    option="{question}",
+    placeholder="_",  # the gap of a question; others are followed by the option, as in RoBERTa's and ALBERT's code
     choices=4,
     label_field="answer",
     labels=["A", "B", "C", "D"],

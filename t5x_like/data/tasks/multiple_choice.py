@@ -2,7 +2,7 @@
 4.4), and a model gives each row one score.
 
   config.task = {"name": "multiple_choice", "source": "jsonl:train=race/train.jsonl,validation=race/dev.jsonl",
-                 "text": "{article}", "options": "options", "option": "{question} {option}",
+                 "text": "{article}", "options": "options", "option": "{question}", "placeholder": "_",
                  "label_field": "answer", "labels": ["A", "B", "C", "D"], "choices": 4, "vocabulary": "vocabulary"}
 
 `data/supervised/sequences.py` defines the rows; their features are [choices, length]. `option_labels` [choices] is 2
@@ -65,7 +65,7 @@ def task(
     text: the template of the text that the options answer.
     options: the field with the list of options, or a template for each of them.
     option: the template of an option's row, with `{option}` for the option itself.
-    placeholder: another spelling of `{option}` in `option`, such as ReCoRD's `@placeholder`.
+    placeholder: another spelling of `{option}` in its text, such as ReCoRD's `@placeholder`; else the option follows.
     label_field: the field of the right option's name; unused with `answers`.
     labels: the options' names, in order; None for numbers from 0.
     answers: instead, the field with the list of the right options' texts, one or several.
@@ -103,6 +103,7 @@ def task(
     found = [as_text(one, str(options), where) for one in found[:choices]]
     if placeholder is not None:
       whole = each(record, where, source.gaps) or ""
+      whole += f" {placeholder}" if whole and placeholder not in whole else ""
       written = [whole.replace(placeholder, one) for one in found]
     else:
       written = [each(record | {"option": one}, where, source.gaps) or "" for one in found]

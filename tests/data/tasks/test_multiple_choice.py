@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from t5x_like import vocabularies
+from t5x_like.benchmarks.suites import choices
 from t5x_like.data import features, loader, task
 from t5x_like.errors import UserError
 from t5x_like.objectives.multiple_choice import Objective
@@ -40,6 +41,7 @@ RECORD_TASK = {
   "choices": 4,
   "fewer": True,
 }
+RACE_KEYS = ("text", "options", "option", "placeholder", "label_field", "labels", "choices")
 
 
 def build(folder, records, **arguments):
@@ -84,6 +86,16 @@ def test_entities_take_the_place_of_the_placeholder_and_several_may_be_right(tmp
   assert batch["option_labels"].tolist() == [[2, 1, 2, 0], [1, 1, 1, 1]]
   assert batch["example_weights"].tolist() == [1, 0]  # the right one of five was left out
   assert [one["answers"] for one in built.examples(())] == [["Cid", "Ann"], ["Eve"]]
+
+
+def test_an_option_fills_the_gap_of_a_question_or_follows_it(tmp_path):
+  """As in fairseq's and ALBERT's code for RACE."""
+  about = {"article": "Ann ran.", "options": ["Ann", "Bob", "a _", "it"], "answer": "A"}
+  race = {key: choices.SUITE.tasks["race_high"].encoder.task[key] for key in RACE_KEYS}
+  built = build(tmp_path, [about | {"question": text} for text in ("_ ran.", "Who?")], **race)
+  batch = next(loader.eval_batches(built, batch_size=2))
+  assert spelled(batch, 0) == [f"Ann ran.|{one} ran." for one in about["options"]]
+  assert spelled(batch, 1) == [f"Ann ran.|Who? {one}" for one in about["options"]]
 
 
 def test_long_texts_are_cut_before_options(tmp_path):
