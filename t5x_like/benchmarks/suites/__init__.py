@@ -13,6 +13,7 @@ from typing import Any
 from t5x_like import slots
 from t5x_like.errors import UserError
 
+SPLITS = {"train": "train", "validation": "dev", "test": "test"}  # by their names in most archives
 BUCKETS = 4  # the most lengths of training batches, see `training/buckets.py`
 Values = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from t5x_like.benchmarks.suites import Benchmark, Files, Suite, labelled, rewritten
+from t5x_like.benchmarks.suites import SPLITS, Benchmark, Files, Suite, labelled, rewritten
 
 _NLI = ("entailment", "neutral", "contradiction")
 _TWO = ("entailment", "not_entailment")
@@ -12,8 +12,7 @@ _HALVES = {"matched": "validation_matched", "mismatched": "validation_mismatched
 
 def _tsv(folder: str, **columns) -> Files:
   """Return the files of a task in GLUE's archive, where test sets have no labels."""
-  names = {"train": "train", "validation": "dev", "test": "test"}
-  return Files(folder, "tsv", {split: [f"{folder}/{name}.tsv"] for split, name in names.items()}, **columns)
+  return Files(folder, "tsv", {split: [f"{folder}/{name}.tsv"] for split, name in SPLITS.items()}, **columns)
 
 
 _MRPC = _tsv("MRPC", fields={"sentence1": "#1 String", "sentence2": "#2 String", "label": "Quality"})

@@ -2,7 +2,7 @@
 Derczynski et al. 2017), and parts of speech (Universal Dependencies).
 """
 
-from t5x_like.benchmarks.suites import Files, Suite, tagged
+from t5x_like.benchmarks.suites import SPLITS, Files, Suite, tagged
 
 _BOTH = {"dev": "validation", "test": "test"}
 _KINDS = ("corporation", "creative-work", "group", "location", "person", "product")
@@ -18,9 +18,7 @@ _WNUT = {
   "validation": ["emerging.dev.conll"],
   "test": ["emerging.test.annotated", "emerging.test.annotated.conll"],
 }
-_EWT = {
-  split: [f"en_ewt-ud-{name}.conllu"] for split, name in (("train", "train"), ("validation", "dev"), ("test", "test"))
-}
+_EWT = {split: [f"en_ewt-ud-{name}.conllu"] for split, name in SPLITS.items()}
 
 SUITE = Suite(
   {

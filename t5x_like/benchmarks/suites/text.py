@@ -5,12 +5,10 @@ The texts and the judgement of closed-book questions are those of Roberts et al.
 `evaluate.py`: ROUGE without a stemmer with the reference of the highest ROUGE-1.
 """
 
-from t5x_like.benchmarks.suites import Files, Suite, generated
+from t5x_like.benchmarks.suites import SPLITS, Files, Suite, generated
 
 _MULTI30K = {"train": ["train.{field}"], "validation": ["val.{field}"], "test": ["test_2016_flickr.{field}"]}
-_SCITLDR = {
-  split: [f"SciTLDR-A/{name}.jsonl"] for split, name in (("train", "train"), ("validation", "dev"), ("test", "test"))
-}
+_SCITLDR = {split: [f"SciTLDR-A/{name}.jsonl"] for split, name in SPLITS.items()}
 _WEB_QUESTIONS = {
   "train": ["webquestions.examples.train.json", ["trainmodel.json", "val.json", "devtest.json"]],
   "test": ["webquestions.examples.test.json", "test.json"],
