@@ -50,7 +50,7 @@ def task(
     tags: all tags, in the order of the classes.
     tokens_field, tags_field: the fields with the list of words and the list of their tags.
     length: length of a row, [CLS] and [SEP] included.
-    too_long: treatment of longer sentences; metrics do not count truncated words.
+    too_long: treatment of longer sentences; to metrics, words that are cut off have the tag O or, without it, none.
     records: see `Records`.
 
   Raises:
