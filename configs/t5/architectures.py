@@ -9,8 +9,9 @@ Decoders read the inputs and targets of denoising as one sequence: the language 
 the targets. All rows train 2^19 steps of 128 sequences, with the blocks of T5 base (version 1.0), on one store.
 
 `evaluate --suite=glue,superglue` fine-tunes the encoder-decoders as text-to-text. The decoders do so by the task
-`text_to_text` with `architecture="decoder"` and, for the prefix LM, `prefix`. Suites give them GPT-1's form. The
-paper's averages on GLUE and SuperGLUE, after denoising and after language modelling:
+`text_to_text` with `architecture="decoder"` and, for the prefix LM, `prefix`; the paper's inputs of decoders end in
+" target:". Suites give them GPT-1's form. The paper's averages on GLUE and SuperGLUE, after denoising and after
+language modelling:
 
   encoder_decoder  83.28 71.36  79.56 64.29      language_model  74.70 55.02  73.78 56.51
   shared           82.81 70.73  79.60 63.50      prefix_lm       81.82 68.11  79.68 64.86
