@@ -47,6 +47,21 @@ def test_bart_reads_articles_as_in_fairseq():
   assert (bart.inputs, bart.inputs_length) == ("{article}", 1024)
 
 
+@pytest.mark.parametrize(
+  "task, values",
+  [
+    ("glue/rte", (1e-5, 32, 0.1, 10)),
+    ("squad/squad_v2", (1.5e-5, 48, 0.01, 2)),
+    ("choices/race_high", (1e-5, 16, 0.1, 4)),
+  ],
+)
+def test_roberta_is_fine_tuned_by_its_table(task, values):
+  """Liu et al. 2019, table 10: rate, batch, decay and epochs."""
+  config = recipes.load(f"configs/finetune/encoder.py:{task},roberta")
+  epochs = round(config.total_steps * config.batch_size / benchmark(task).examples)
+  assert (config.schedule.learning_rate, config.batch_size, config.optimizer.weight_decay, epochs) == values
+
+
 def test_evaluations_on_other_data_have_files_of_their_own(tmp_path):
   xquad = benchmark("xquad/xquad")
   found = data.keys(xquad, xquad.encoder, FOLDER, None)
