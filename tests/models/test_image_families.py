@@ -19,7 +19,7 @@ from t5x_like.architectures.image_encoder import ImageEncoder, patchified
 from t5x_like.architectures.image_stages import StagedEncoder
 from t5x_like.architectures.window_encoder import WindowEncoder
 from t5x_like.errors import UserError
-from t5x_like.models import convnext, mvit, swin, vit
+from t5x_like.models import convnext, deit, mvit, swin, vit
 from t5x_like.nn import image_positions, params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid, learned_1d, relative_2d, sinusoidal_2d
@@ -119,6 +119,9 @@ def test_without_positions_the_order_of_patches_means_nothing(name):
   close(np.asarray(some[:, 0]), np.asarray(whole[:, 0]))
 
 
+HEADS = {swin: "swin-tiny", mvit: "mvit-tiny", convnext: "convnext-tiny"}
+
+
 def test_dropout_is_in_the_layers_and_behind_positions_but_not_behind_the_last_norm():
   """As in the code of ViT's authors; only a head that asks for it drops out before its classifier."""
 
@@ -136,8 +139,9 @@ def test_dropout_is_in_the_layers_and_behind_positions_but_not_behind_the_last_n
   assert network.head.dropout.rate == 0.5
 
 
-def test_patches_start_as_in_each_authors_code():
-  """Google's convolutions have the variance 1 / fan in, PyTorch's a third; DeiT's recipes say 0.02 of all kernels."""
+def test_patches_and_heads_start_as_in_each_authors_code():
+  """Google's convolutions have the variance 1 / fan in, PyTorch's a third; DeiT's recipes say 0.02 of all kernels.
+  Google's heads start at 0, the others with the deviation of the other kernels."""
 
   def deviation(family, variant, name="patches/kernel", **options):
     make = lambda key: family.Model(nnx.Rngs(params=key), variant=variant, **options)  # noqa: E731
@@ -149,6 +153,10 @@ def test_patches_start_as_in_each_authors_code():
   assert deviation(mvit, "mvit-tiny") == pytest.approx((3 * 147) ** -0.5)
   pool = "stage_2/stack/blocks/self_attention/layer/pool_key/kernel"
   assert deviation(mvit, "mvit-tiny", pool) == pytest.approx(27**-0.5)
+  distilled = dict(design={"init_stddev": 0.02}, name="head/distilled/kernel")
+  assert deviation(vit, "vit-tiny", "head/out/kernel") is None and deviation(deit, "deit-tiny", **distilled) == 0.02
+  others = {family: deviation(family, name, "head/out/kernel") for family, name in HEADS.items()}
+  assert set(others.values()) == {0.02}
 
 
 def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():

@@ -17,9 +17,9 @@ class DistillationHead(nnx.Module):
   def __init__(self, rngs: nnx.Rngs, variant, *, labels: Positive = 1000):
     if variant.class_tokens < 2:
       raise UserError(f"config.model.class_tokens: found {variant.class_tokens}, the head 'distillation' reads 2")
-    D = variant.dims.embed
-    self.out = Linear((D, labels), ("embed", None), params.zeros, rngs, bias=True)
-    self.distilled = Linear((D, labels), ("embed", None), params.zeros, rngs, bias=True)
+    D, design = variant.dims.embed, variant.design
+    init = design.kernel_init(D) if design.init_stddev else params.zeros
+    self.out, self.distilled = (Linear((D, labels), ("embed", None), init, rngs, bias=True) for _ in range(2))
 
   def pooled(self, x_BTD: jax.Array) -> jax.Array:
     """Return the class token's state, [B, D]."""

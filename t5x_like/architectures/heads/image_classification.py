@@ -52,7 +52,7 @@ class Pooled:
 
 
 class ImageClassifier(nnx.Module):
-  """Logits [B, labels], from the class token or the mean of the patches; they start at 0 (Dosovitskiy et al. 2021).
+  """Logits [B, labels]. Their kernel starts at 0, as ViT's, or with the design's `init_stddev`, as Swin's and DeiT's.
 
   Args:
     labels: the number of classes.
@@ -76,12 +76,12 @@ class ImageClassifier(nnx.Module):
     dropout: Rate = 0.0,
   ):
     self.pooled = Pooled.of(pooling, variant)
-    D = self.pooled.width(variant.dims.embed)
-    kernel_init = variant.design.kernel_init(D)
+    D, design = self.pooled.width(variant.dims.embed), variant.design
+    init = design.kernel_init(D)
     self.norm_before = norm != "after"
-    self.norm = Identity() if norm == "before" else LayerNorm(D, rngs, epsilon=variant.design.norm_epsilon)
-    self.hidden = Linear((D, D), ("embed", None), kernel_init, rngs, bias=True) if hidden else None
-    self.out = Linear((D, labels), ("embed", None), params.zeros, rngs, bias=True)
+    self.norm = Identity() if norm == "before" else LayerNorm(D, rngs, epsilon=design.norm_epsilon)
+    self.hidden = Linear((D, D), ("embed", None), init, rngs, bias=True) if hidden else None
+    self.out = Linear((D, labels), ("embed", None), init if design.init_stddev else params.zeros, rngs, bias=True)
     self.dropout = Dropout(dropout)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
