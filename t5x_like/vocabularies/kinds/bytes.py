@@ -19,7 +19,7 @@ _WHITESPACE = b" \t\n\r\v\f"
 
 
 class ByteVocabulary(Vocabulary):
-  """UTF-8 bytes: id = byte + 3, then `extra_ids` sentinels; `size` = 259 + extra_ids.
+  """UTF-8 bytes: id = byte + 3, then `extra_ids` sentinels; `size` = 259 + extra_ids. (ByT5's own are its last bytes.)
 
   Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are not UTF-8 and unknown ids decode to U+FFFD.
   An ASCII whitespace byte starts a word. There is no mask, CLS, SEP or BOS; `vocabularies.special` lends sentinels.
