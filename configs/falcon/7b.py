@@ -4,8 +4,9 @@
   python -m t5x_like.train --config=configs/falcon/7b.py --workdir=runs/falcon_7b
 
 By its model card: batches of 2,304 windows of 2,048 tokens, 1.5 trillion tokens in all, AdamW up to 6e-4 over 4 billion
-tokens and down to 1.2e-5 by a cosine, weight decay 0.1, z loss 1e-4. Its first 30 billion tokens have smaller batches,
-which grow; here all have the same. 384 accelerators of 40 GB in the original. Not run at full size here.
+tokens and down to 1.2e-5 by a cosine, weight decay 0.1, z loss 1e-4. Betas, eps and clipping, which it does not give,
+are GPT-3's. Its first 30 billion tokens have smaller batches, which grow; here all have the same. 384 accelerators of
+40 GB in the original. Not run at full size here.
 """
 
 from t5x_like.config import defaults

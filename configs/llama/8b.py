@@ -4,10 +4,11 @@
   python -m t5x_like.train --config=configs/llama/8b.py --workdir=runs/llama_8b
 
 Windows of 8,192 tokens in batches of 2^22, attention inside documents only (section 3.2), AdamW up to 3e-4 (table 3)
-after 8,000 steps and down by a half cosine to a hundredth (section 3.4.1, given there for 405B). Parameters, optimizer
-state and batches are split over all chips, say 256 of v6e. The vocabulary comes from the store, not from Meta. 200,000
-steps are 0.8 trillion tokens; the paper trained on 15 trillion. The published model scores 66.7 on MMLU with 5 shots.
-Not run at full size here.
+after 8,000 steps and down by a half cosine to a hundredth (section 3.4.1, given there for 405B). Betas, weight decay
+and clipping, which it does not give, are those of Llama 2; eps is Adam's own. Parameters, optimizer state and batches
+are split over all chips, say 256 of v6e. The vocabulary comes from the store, not from Meta. 200,000 steps are 0.8
+trillion tokens; the paper trained on 15 trillion. The published model scores 66.7 on MMLU with 5 shots. Not run at full
+size here.
 
 8B is planned on v5e 16x16 with 512 rows of 2,048 and minimal remat: 1.67 s a step, 58 % MFU (docs/plans.md).
 8B is planned on v6e 16x16 with 256 rows and attention's activations kept: 1.16 s a step, 40 % MFU (docs/plans.md).

@@ -16,7 +16,9 @@ row. The model also learns to predict its inputs; `eval/articles/loss` is of the
   moe_256    inputs of 7,500, 256 experts     1.90  38.8
 
 The base Transformer's optimizer and rates, for 1,000,000 steps; 500 tokens for the article and 8 rows in a batch are
-ours, as the paper gives neither. Eight accelerators. Not run at full size here.
+ours, as the paper gives neither. Tensor2Tensor's `transformer_moe_prepend_8k` differs from the paper: a width of 1,024,
+norms before sublayers, separable convolutions as feed-forward layers, no label smoothing, and 2,000 steps of warm-up.
+Eight accelerators. Not run at full size here.
 """
 
 from typing import Literal
