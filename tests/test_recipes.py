@@ -60,6 +60,7 @@ CORPUS = (
   "passages_split",
   "passage",
   "own",
+  "rates",
   "weights",
 )
 LENGTHS = (
