@@ -35,10 +35,8 @@ class Builder(StackBuilder):
   """A builder of stacks whose blocks are an LSTM each."""
 
   def block(self, rngs: nnx.Rngs) -> Block:
-    if self.design.quantization != "none":
-      raise UserError(
-        f"config.model.design.quantization: found {self.design.quantization!r}, expected 'none' for LSTMs"
-      )
+    if (found := self.design.quantization) != "none":
+      raise UserError(f"config.model.design.quantization: found {found!r}, expected 'none' for LSTMs")
     return Block(lstm=Recurrence(self.dims.embed, self.dims.mlp, rngs, self.dropout))
 
 

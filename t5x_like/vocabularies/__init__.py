@@ -12,7 +12,7 @@ file of `kinds/`, imported when a vocabulary of the kind is opened:
 - `published`: the tokenizer of a Hugging Face directory, with the ids of `transformers`.
 - `bytes`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for any Unicode text. 125
   sentinels by default, so 384 ids as in the released models' embedding tables. (Those models were pretrained with the
-  last bytes, ids 258, 257, ..., as sentinels; here the sentinels' ids are separate from the bytes.)
+  last bytes, ids 258, 257, ..., as sentinels, which their directories give; by the name `bytes` they are separate.)
 - `labels`: the classes of a task on images.
 
 Nothing here imports TensorFlow: prediction works on a machine without it.
@@ -115,8 +115,11 @@ def _kind(name: str) -> ModuleType | None:
 
 
 def has_tokenizer(directory: Place | pathlib.Path) -> bool:
-  """Return whether a Hugging Face directory has a tokenizer."""
-  return any((directory / name).exists() for name in MAIN)
+  """Return whether a Hugging Face directory has a tokenizer: its main file or, for bytes, the name of its class."""
+  if any((directory / name).exists() for name in MAIN):
+    return True
+  named = (directory / name for name in (CONFIG, "config.json"))
+  return any(path.exists() and b'"ByT5Tokenizer"' in path.read_bytes() for path in named)
 
 
 def _manifest(path: Place) -> dict:

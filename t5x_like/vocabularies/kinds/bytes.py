@@ -14,13 +14,15 @@ from t5x_like.vocabularies.protocol import Vocabulary
 KIND = "bytes"
 
 _BYTE_OFFSET = 3
-_UNKNOWN_CHARACTER = "\ufffd"
+_TEXT = 256 + _BYTE_OFFSET
+_NEVER = 11  # the last bytes, 0xF5 to 0xFF, which UTF-8 does not use
 _WHITESPACE = b" \t\n\r\v\f"
 
 
 class ByteVocabulary(Vocabulary):
-  """UTF-8 bytes: id = byte + 3, then `extra_ids` sentinels; `size` = 259 + extra_ids. (ByT5's own are its last bytes.)
+  """UTF-8 bytes: id = byte + 3, then `extra_ids` sentinels; `size` = 259 + extra_ids.
 
+  Published ByT5s have 384 ids, but no sentinels of their `own`: these are the last bytes, the eleven that UTF-8 lacks.
   Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are not UTF-8 and unknown ids decode to U+FFFD.
   An ASCII whitespace byte starts a word. There is no mask, CLS, SEP or BOS; `vocabularies.special` lends sentinels.
   """
@@ -28,15 +30,14 @@ class ByteVocabulary(Vocabulary):
   mask_id = cls_id = sep_id = bos_id = None
   spaces_apart = True
 
-  def __init__(self, extra_ids: int = BYT5_EXTRA_IDS):
-    self.extra_ids = shared.checked_extra_ids(extra_ids, "byte vocabulary")
-    self.size = 256 + _BYTE_OFFSET + self.extra_ids
-    self.sentinels = shared.top(self.size, self.extra_ids)
+  def __init__(self, extra_ids: int = BYT5_EXTRA_IDS, own: bool = True):
+    self.own = own
+    self.extra_ids = shared.checked_extra_ids(extra_ids, "byte vocabulary") if own else _NEVER
+    self.size = _TEXT + (self.extra_ids if own else BYT5_EXTRA_IDS)
+    self.sentinels = shared.top(self.size if own else _TEXT, self.extra_ids)
     self.special_ids = shared.special_ids(self)
-    self.starts_word = shared.words(
-      self, (i - _BYTE_OFFSET in _WHITESPACE if i >= _BYTE_OFFSET else False for i in range(256 + _BYTE_OFFSET))
-    )
-    self.fingerprint = shared.fingerprint(KIND, b"", self.extra_ids)
+    self.starts_word = shared.words(self, (i > 2 and i - _BYTE_OFFSET in _WHITESPACE for i in range(_TEXT)))
+    self.fingerprint = shared.fingerprint(KIND if own else f"last {KIND}", b"", self.extra_ids)
 
   def encode(self, text: str) -> list[int]:
     return [byte + _BYTE_OFFSET for byte in shared.well_formed(text).encode()]
@@ -46,24 +47,23 @@ class ByteVocabulary(Vocabulary):
     return [np.frombuffer(data, np.uint8).astype(np.int32) + _BYTE_OFFSET for data in encoded]
 
   def decode(self, ids: Sequence[int]) -> str:
-    text = ""
-    for part in shared.parts(ids, self):
-      if isinstance(part, str):
-        text += part
-        continue
-      known = (bytes([i - _BYTE_OFFSET]) if 0 <= i - _BYTE_OFFSET < 256 else _UNKNOWN_CHARACTER.encode() for i in part)
-      text += b"".join(known).decode(errors="replace")
-    return text
+    return "".join(part if isinstance(part, str) else _text(part) for part in shared.parts(ids, self))
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
     return [shared.sentinel_piece(self, i) or _spelled(i) for i in map(int, ids)]
 
   def save(self, directory) -> None:
-    shared.save(directory, KIND, self, {})
+    shared.save(directory, KIND, self, {}, **({} if self.own else {"own": False}))
 
 
 def load(directory: Place, manifest: dict[str, Any]) -> ByteVocabulary:
-  return ByteVocabulary(shared.checked_extra_ids(manifest["extra_ids"], str(directory / vocabularies.MANIFEST)))
+  extra_ids = shared.checked_extra_ids(manifest["extra_ids"], str(directory / vocabularies.MANIFEST))
+  return ByteVocabulary(extra_ids, manifest.get("own", True) is not False)
+
+
+def _text(ids: list[int]) -> str:
+  known = (bytes([i - _BYTE_OFFSET]) if _BYTE_OFFSET <= i < _TEXT else "\ufffd".encode() for i in ids)
+  return b"".join(known).decode(errors="replace")
 
 
 def _spelled(i: int) -> str:

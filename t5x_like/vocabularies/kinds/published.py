@@ -171,7 +171,7 @@ def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
   file = tokenizer_files.read(directory, TOKENIZER)
   name = pipelines.class_of(config, model_config, file)
   if name == "ByT5Tokenizer":
-    return ByteVocabulary()
+    return ByteVocabulary(own=False)
   where = f"vocabulary {directory}"
   legacy = config.get("added_tokens_decoder") is None
   if legacy:

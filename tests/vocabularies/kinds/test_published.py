@@ -31,6 +31,21 @@ def loaded(directories):
   return {kind: vocabularies.load(str(path)) for kind, path in directories.items()}
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_byt5s_sentinels_are_the_last_bytes(tmp_path, file):
+  """As `transformers`' page of ByT5 masks: "The dog [258]a ball [257]park." Its directory has no file of pieces."""
+  (tmp_path / file).write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer", "model_type": "t5"}))
+  found = vocabularies.load(str(tmp_path))
+  text = "Thé dog <extra_id_0>a ball <extra_id_1>park."
+  ids = vocabularies.encode_sentinels(found, text)
+  assert (found.size, found.sentinels) == (384, tuple(range(258, 247, -1))) and found.decode(ids) == text
+  assert [i for i in ids if i > 247] == [258, 257] and not set(found.sentinels) & set(found.encode("\U0010ffff\xff"))
+  found.save(tmp_path / "saved")
+  saved = vocabularies.load(str(tmp_path / "saved"))
+  assert (saved.fingerprint, saved.sentinels) == (found.fingerprint, found.sentinels)
+  assert found.fingerprint != vocabularies.load("bytes").fingerprint
+
+
 SPECIAL = {  # pad, bos, eos, unk, mask, cls, sep, and what an encoder-decoder's decoder starts with
   "gpt2": (None, 0, 0, 0, None, None, None, 0),
   "roberta": (1, 0, 2, 3, 4, 0, 2, 1),
