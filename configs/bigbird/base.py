@@ -5,9 +5,8 @@
 
 Batches of 256 rows of 4,096, short documents joined, AdamW up to 1e-4 over 10,000 steps and linearly down, dropout 0.1,
 blocks of 64 tokens and three random ones (appendix E.1, table 8); masks of whole words, b2 of 0.999 and decay of 0.01
-are the authors' code's, which by default predicts at most 75 tokens of a row, where here it is 15% of all. The paper
-starts from RoBERTa's published weights; this starts from scratch, for RoBERTa's 500,000 steps. 64 accelerators of 16 GB
-or more. Not run at full size here.
+are the authors' code's. The paper starts from RoBERTa's published weights; this starts from scratch, for RoBERTa's
+500,000 steps. 64 accelerators of 16 GB or more. Not run at full size here.
 """
 
 from configs.roberta import base
