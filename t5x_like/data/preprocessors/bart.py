@@ -11,7 +11,7 @@ Worked examples on A B C . D E ., mask _:
 Infilling draws span lengths until they sum to `round(rate * W)` tokens, and cuts the last length to reach it exactly.
 The spans, in random order, go between the kept tokens at distinct, uniformly drawn places, so no two touch. (The
 authors' code, fairseq's `denoising_dataset.py`, draws lengths in the same way. There, spans may touch, a span that runs
-into another covers less, and a tenth of the masks become random tokens, which the paper does not mention.) Tokens near
+into another covers less, and a share of the masks (`--mask-random`, by default 0) become random tokens.) Tokens near
 the ends are noise slightly less often, because a span lies between two kept tokens. The task decides which rates may be
 combined; permutation and rotation come first.
 """
