@@ -3,9 +3,10 @@
   python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=VOCABULARY --output=data/mc4_LANGUAGE
   python -m t5x_like.train --config=configs/mt5/umt5_base.py --workdir=runs/umt5_base
 
-Languages are drawn equally, but none of their rows more than once (UniMax with N = 1, arXiv:2304.09151, algorithm 1).
-The rest is as in `base.py`, but XXL's Adafactor is not factored, has a momentum of 0.9 and clips gradients at 1.0
-(t5x/examples/scalable_t5/umt5 of google-research/t5x). Other sizes: `:small`, `:xl`, `:xxl`. Not run at full size here.
+The vocabulary has 256,000 pieces and 300 sentinels. Languages are drawn equally, but none of their rows more than once
+(UniMax with N = 1, arXiv:2304.09151, algorithm 1). The rest is as in `base.py`, but XXL's Adafactor is not factored,
+has a momentum of 0.9 and clips gradients at 1.0 (t5x/examples/scalable_t5/umt5 of google-research/t5x). Other sizes:
+`:small`, `:xl`, `:xxl`. Not run at full size here.
 """
 
 from typing import Literal
