@@ -120,6 +120,12 @@ def test_bloom_drops_out_by_the_defaults_of_megatron():
   assert resolve(recipes.load("configs/bloom/560m.py")).model.dropout == 0.1
 
 
+def test_mixtral_weighs_its_balance_as_much_as_transformers():
+  """`load_balancing_loss_func` pools the layers and is `top_k` when balanced; ours sums layers of which each is 1."""
+  experts = resolve(recipes.load("configs/mixtral/8x7b.py")).model.design["experts"]
+  assert experts["balance_loss"] == pytest.approx(0.02 * 2 / 32)
+
+
 def test_pythia_has_the_gelu_of_its_configs():
   """`bias_gelu_fusion`, which is the tanh form in megatron/model/activations.py of EleutherAI/gpt-neox."""
   config = resolve(recipes.load("configs/neox/pythia_160m.py"))

@@ -5,9 +5,10 @@
 
 The paper gives sizes but not the training: optimizer, rates and batch are those of Llama 2 70B (Touvron et al. 2023,
 section 2.2: AdamW, 1.5e-4 after 2,000 steps, down to a tenth by a cosine, 2^22 tokens), the balance loss that of the
-published config. Experts are split over eight chips, and each has slots for 1.25 times its share in training, twice in
-evaluations (`dispatch`), as Zoph et al. 2022 advise for two choices (ST-MoE). 512 chips or more: 60 GB of a v5p chip's
-102 (docs/plans.md), with `--config.model.remat=full` 9 GB. The published model scores 70.6 on MMLU with 5 shots
+published config, whose 0.02 weighs the choices of all 32 layers pooled (`transformers`): twice the layers' mean, where
+ours is of their sum. Experts are split over eight chips, and each has slots for 1.25 times its share in training, twice
+in evaluations (`dispatch`), as Zoph et al. 2022 advise for two choices (ST-MoE). 512 chips or more: 60 GB of a v5p
+chip's 102 (docs/plans.md), with `--config.model.remat=full` 9 GB. The published model scores 70.6 on MMLU with 5 shots
 (table 2). Not run at full size here.
 
 It is planned on v5p 8x8x8: 2.77 s a step, 51 % MFU (docs/plans.md).
@@ -20,7 +21,7 @@ def get_config():
   config = defaults()
 
   config.model = {"name": "mixtral", "variant": "8x7b", "vocab_size": 32_000, "dropout": 0.0, "remat": "minimal"}
-  experts = {"experts": 8, "top_k": 2, "normalise": True, "balance_loss": 0.02, "z_loss": 0.0}
+  experts = {"experts": 8, "top_k": 2, "normalise": True, "balance_loss": 0.02 * 2 / 32, "z_loss": 0.0}
   slots = {"dispatch": "capacity", "capacity_factor": 1.25, "eval_capacity_factor": 2.0}
   config.model.design = {"experts": experts | slots}
   config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 4096, "document_mask": True}

@@ -1,7 +1,7 @@
 """Mixtral: a decoder whose feed-forward layers use two of eight experts (Jiang et al. 2024, arXiv:2401.04088).
 
 Otherwise it is Mistral without its window: pre-norm with RMSNorm, SwiGLU, rotary positions of base 1e6, eight
-key/value heads, no biases, an untied output. The weight of the balance loss is from transformers' config.
+key/value heads, no biases, an untied output. The weight of the balance loss is transformers', though of another sum.
 """
 
 from t5x_like.architectures.decoder import Decoder
