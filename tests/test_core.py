@@ -18,7 +18,7 @@ START = (
   "evals.loss",
   "evals.span_infilling",
 )
-LIMITS = {"core modules": 110, "core lines": 13_646, "circles": 0, "package lines": 71_510}
+LIMITS = {"core modules": 110, "core lines": 13_642, "circles": 0, "package lines": 71_508}
 AIMS = {"core modules": 110, "core lines": 14_000, "circles": 0, "package lines": 43_000}
 
 
