@@ -77,7 +77,8 @@ class Evaluator:
     return Result(scores | {"images": len(rows)}, samples, rows)
 
   def _row(self, n: int, corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, truth) -> dict:
-    size_4, things = np.tile(truth.pixels[n], 2), zip(truth.boxes[truth.of(n)], truth.labels[truth.of(n)])
+    own, size_4 = truth.of(n), np.tile(truth.pixels[n], 2)
+    things = zip(truth.boxes[own], truth.labels[own])
     objects = [{"label": self._classes[label], "box": _rounded(box * size_4)} for box, label in things]
     shown = listed(corners_Q4.clip(0, size_4), class_Q, score_Q, self._classes)
     return {"image": n, "objects": objects, "detections": shown}

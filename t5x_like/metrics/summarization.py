@@ -34,7 +34,8 @@ class Rouge(Metric):
   def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
     rows = []
     for several, prediction in zip(references, predictions):
-      found = [self._scorer.score(split_sentences(one), split_sentences(prediction)) for one in several]
+      predicted = split_sentences(prediction)
+      found = [self._scorer.score(split_sentences(one), predicted) for one in several]
       found_RT = [[scores[name].fmeasure for name in _TYPES] for scores in found]
       rows.append(max(found_RT, key=lambda scores: scores[0]) if self._one else np.max(found_RT, axis=0))
     return np.array(rows, np.float64)

@@ -79,7 +79,7 @@ def _made(
   slot: str, split: str, parts: dict, period: int, shared: dict, label: str | None, weights: dict, **rule: Any
 ) -> mixture.Mixture:
   """Build the mixture whose arguments are at `config.<slot>`; those of `rule` give the parts' rates."""
-  rates, draws = rule["rates"], rule["draws"]
+  rates, draws, maximum = rule["rates"], rule["draws"], rule["maximum"]
   if not parts:
     raise UserError(f"config.{slot}.parts: found none, expected at least one task by label")
   for name in parts:
@@ -99,9 +99,7 @@ def _made(
   if rates in ("proportional", "temperature", "unimax"):
     sizes = [mixture.corpus_examples(part) * weights.get(name, 1.0) for name, part in made.items()]
     power = rule["temperature"] if rates == "temperature" else 1.0
-    shares = mixture.temperature(sizes, power, rule["maximum"])
-    if draws:
-      shares = mixture.unimax(sizes, draws, rule["epochs"])
+    shares = mixture.unimax(sizes, draws, rule["epochs"]) if draws else mixture.temperature(sizes, power, maximum)
   return mixture.mix(made, dict(zip(made, shares, strict=True)), period=period, name=label or "mixture")
 
 

@@ -36,7 +36,7 @@ class ByteVocabulary(Vocabulary):
     self.size = _TEXT + (self.extra_ids if own else BYT5_EXTRA_IDS)
     self.sentinels = shared.top(self.size if own else _TEXT, self.extra_ids)
     self.special_ids = shared.special_ids(self)
-    self.starts_word = shared.words(self, (i > 2 and i - _BYTE_OFFSET in _WHITESPACE for i in range(_TEXT)))
+    self.starts_word = shared.words(self, (i >= _BYTE_OFFSET and i - _BYTE_OFFSET in _WHITESPACE for i in range(_TEXT)))
     self.fingerprint = shared.fingerprint(KIND if own else f"last {KIND}", b"", self.extra_ids)
 
   def encode(self, text: str) -> list[int]:
