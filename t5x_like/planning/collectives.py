@@ -27,7 +27,10 @@ KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all
 _KINDS = (*KINDS, "collective-broadcast")
 _STARTS = '"AsyncCollectiveStart"'
 _RING = '"emitter":"1D'
-_BETWEEN_SLICES = re.compile(r'_xla_megascale_target="\{[\d,]+\}x\{0:(\d+)\}",_xla_megascale_transfer_type="(\w+)"')
+_BETWEEN_SLICES = re.compile(
+  r'_xla_megascale_target="\{[\d,]+\}x\{0:(?P<last_slice>\d+)\}",_xla_megascale_transfer_type="(?P<kind>\w+)"'
+)
+_TRACED_NAME = re.compile(r'op_name="([^"]*)"')
 
 
 @dataclasses.dataclass
@@ -43,6 +46,7 @@ class Collective:
     asynchronous: whether it overlaps with other work.
     ring: whether the program sends it around one ring through all devices of a group, not along each dimension.
     where: the traced operation behind the largest collective.
+    largest: ring bytes of the largest collective, over its executions.
     group: a group of devices that runs the largest collective.
   """
 
@@ -58,7 +62,20 @@ class Collective:
   largest: float = 0.0
   group: list[int] = dataclasses.field(default_factory=list)
 
+  def add(self, instruction: Instruction, groups: list[list[int]], executions: int, executed_bytes: float) -> None:
+    """Add all executions of an instruction: their number, and their bytes together."""
+    ring_bytes = executed_bytes * _ring_share(self.kind, self.devices)
+    self.count += executions
+    self.bytes += executed_bytes
+    self.ring_bytes += ring_bytes
+    if ring_bytes > self.largest:
+      traced = _TRACED_NAME.search(instruction.rest)
+      self.largest = ring_bytes
+      self.where = traced[1] if traced else instruction.name
+      self.group = min(groups, key=lambda group: abs(group[-1] - group[0]))  # of a permutation, a hop, not the wrap
+
   def row(self) -> dict[str, Any]:
+    """Return the attributes that a plan reports."""
     return {key: value for key, value in dataclasses.asdict(self).items() if key not in ("largest", "group")}
 
 
@@ -68,153 +85,182 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
   Args:
     mesh: the length of each axis, in mesh order; device i of the program is the i-th device of the flattened mesh.
   """
-  found: dict[tuple, Collective] = {}
-  started = _started(program)
+  rows: dict[tuple, Collective] = {}
+  starts = _asynchronous_starts(program)
+  devices = math.prod(mesh.values())
   for computation, instructions in program.computations.items():
-    times = program.executions.get(computation, 0)
-    if not times:
+    executions = program.executions.get(computation, 0)
+    if executions == 0:
       continue
-    slices = {name for i in instructions if i.opcode == "dynamic-slice" for name in i.operands}
+    sliced_names = _sliced_names(instructions)
     shapes = program.shapes(computation)
     for instruction in instructions:
-      kind, asynchronous = _kind(instruction)
-      start = started.get(instruction.attribute("channel_id"), {computation})
-      if kind is None or computation not in start:
+      kind, is_start = _kind(instruction)
+      channel = instruction.attribute("channel_id")
+      if kind is None or computation not in starts.get(channel, {computation}):
         continue  # a repeated print, in an overlapping computation or where it is awaited
-      fused = computation in program.fused
-      scattered = kind == "all-reduce" and fused and instruction.name in slices
-      asynchronous |= instruction.attribute("channel_id") in started or computation in program.asynchronous
-      groups = _groups(instruction, math.prod(mesh.values()))
-      n = len(groups[0]) if groups else 1
-      sent = _bytes(instruction, kind, shapes, n)
-      if scattered:
+      groups = _groups(instruction, devices)
+      group_size = len(groups[0]) if groups else 1
+      executed_bytes = executions * _bytes(instruction, kind, shapes, group_size)
+      if kind == "all-reduce" and computation in program.fused and instruction.name in sliced_names:
         kind = "reduce-scatter"
-      axes = _axes(groups, mesh, kind)
-      key = (kind, axes, n, asynchronous, _RING in instruction.rest)
-      row = found.setdefault(key, Collective(*key))
-      row.count += times
-      row.bytes += times * sent
-      row.ring_bytes += (ring := times * sent * _share(kind, n))
-      if ring > row.largest:
-        name = re.search(r'op_name="([^"]*)"', instruction.rest)
-        row.largest, row.where = ring, name[1] if name else instruction.name
-        row.group = min(groups, key=lambda g: abs(g[-1] - g[0]))  # of a permutation, a hop, not the way back around
-  return sorted(found.values(), key=lambda row: -row.ring_bytes)
+      asynchronous = is_start or channel in starts or computation in program.asynchronous
+      key = (kind, _axes(groups, mesh, kind), group_size, asynchronous, _RING in instruction.rest)
+      row = rows.setdefault(key, Collective(*key))
+      row.add(instruction, groups, executions, executed_bytes)
+  return sorted(rows.values(), key=lambda row: -row.ring_bytes)
 
 
-def _started(program: Program) -> dict[str | None, set[str]]:
+def _sliced_names(instructions: Sequence[Instruction]) -> set[str]:
+  """Return the names of the values that a computation slices at a dynamic index."""
+  names = set()
+  for instruction in instructions:
+    if instruction.opcode == "dynamic-slice":
+      names.update(instruction.operands)
+  return names
+
+
+def _asynchronous_starts(program: Program) -> dict[str, set[str]]:
   """Return the computations that start an asynchronous collective of the TPU compiler, by channel."""
-  started: dict[str | None, set[str]] = {}
+  starts: dict[str, set[str]] = {}
   for computation, instructions in program.computations.items():
-    if any(i.opcode == "custom-call" and _STARTS in i.rest for i in instructions):
-      for instruction in instructions:
-        if _kind(instruction)[0]:
-          started.setdefault(instruction.attribute("channel_id"), set()).add(computation)
-  started.pop(None, None)
-  return started
+    if not any(i.opcode == "custom-call" and _STARTS in i.rest for i in instructions):
+      continue
+    for instruction in instructions:
+      kind, _ = _kind(instruction)
+      channel = instruction.attribute("channel_id")
+      if kind is not None and channel is not None:
+        starts.setdefault(channel, set()).add(computation)
+  return starts
 
 
 def _kind(instruction: Instruction) -> tuple[str | None, bool]:
   """Return (kind, whether it is a start) of a collective instruction; (None, …) for others."""
-  opcode = instruction.opcode
-  if opcode == "send" and (between := _BETWEEN_SLICES.search(instruction.rest)):
-    kind = between[2].lower().replace("_", "-")
+  transfer = _transfer_between_slices(instruction)
+  if transfer is not None:
+    kind = transfer["kind"].lower().replace("_", "-")
     return (kind if kind in _KINDS else "collective-permute"), True
-  base = opcode.removesuffix("-start")
-  return (base if base in _KINDS else None), base != opcode
+  base = instruction.opcode.removesuffix("-start")
+  return (base if base in _KINDS else None), base != instruction.opcode
 
 
-def _share(kind: str, n: int) -> float:
+def _transfer_between_slices(instruction: Instruction) -> re.Match | None:
+  """Match the attributes of data that a device hands to its host for another slice; None for other instructions."""
+  if instruction.opcode != "send":
+    return None
+  return _BETWEEN_SLICES.search(instruction.rest)
+
+
+def _ring_share(kind: str, group_size: int) -> float:
+  """Return the bytes that one device sends around a ring, relative to the bytes of the collective."""
   if kind in ("collective-permute", "collective-broadcast"):
     return 1.0
-  return (2.0 if kind == "all-reduce" else 1.0) * (n - 1) / n
+  passes = 2.0 if kind == "all-reduce" else 1.0
+  return passes * (group_size - 1) / group_size
 
 
-def _bytes(instruction: Instruction, kind: str, shapes: Mapping[str, str], n: int) -> float:
+def _bytes(instruction: Instruction, kind: str, shapes: Mapping[str, str], group_size: int) -> float:
   """Return the bytes of the larger side: the operands of a reduction or scatter, the results of a gather."""
-  if instruction.opcode == "send":
-    return type_bytes(elements(instruction.type)[0]) * (n if kind == "all-gather" else 1)
-  if kind == "ragged-all-to-all":  # (rows to send, the array that those of others are written into, …)
-    return min((type_bytes(shapes[name]) for name in instruction.operands[:2] if name in shapes), default=0)
-  if kind in ("all-reduce", "reduce-scatter", "all-to-all", "collective-permute"):
-    return sum(type_bytes(shapes[name]) for name in instruction.operands if name in shapes)
   parts = elements(instruction.type)
+  if instruction.opcode == "send":
+    copies = group_size if kind == "all-gather" else 1
+    return copies * type_bytes(parts[0])
+  operand_bytes = [type_bytes(shapes[name]) for name in instruction.operands if name in shapes]
+  if kind == "ragged-all-to-all":  # (rows to send, the array that received rows are written into, …)
+    return min(operand_bytes[:2], default=0)
+  if kind in ("all-reduce", "reduce-scatter", "all-to-all", "collective-permute"):
+    return sum(operand_bytes)
   if instruction.opcode.endswith("-start"):  # (operands, results, contexts…)
     return type_bytes(parts[1])
-  return sum(map(type_bytes, parts))
+  return sum(type_bytes(part) for part in parts)
 
 
 def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
   """Parse the groups of participating devices, in any of their printed forms."""
   text = instruction.rest
-  if instruction.opcode == "send" and (between := _BETWEEN_SLICES.search(text)):
-    return np.arange(devices).reshape(-1, int(between[1]) + 1).T.tolist()  # slices are one after another in the mesh
+  transfer = _transfer_between_slices(instruction)
+  if transfer is not None:
+    slices = int(transfer["last_slice"]) + 1
+    return np.arange(devices).reshape(-1, slices).T.tolist()  # slices are one after another in the mesh
   pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
   if pairs:
-    return [list(map(int, pair.split(","))) for pair in re.findall(r"\{(\d+,\d+)\}", pairs[1])]
+    return [_integers(pair) for pair in re.findall(r"\{(\d+,\d+)\}", pairs[1])]
   listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", text)
   if listed:
-    found = [list(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
-    return found or [list(range(devices))]
+    groups = [_integers(group) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+    return groups or [list(range(devices))]
   iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
   if iota:
-    shape, dims = (tuple(map(int, iota[i].split(","))) for i in (1, 2))
-    order = np.arange(math.prod(dims)).reshape(dims)
-    if iota[3]:
-      order = order.transpose(tuple(map(int, iota[3].split(","))))
-    return order.reshape(shape).tolist()
+    shape = _integers(iota[1])
+    return _transposed_range(iota[2], iota[3]).reshape(shape).tolist()
   named = re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^)]*)\))? \{([^}]*)\}", text)
   if named:
     return _named_groups(*named.groups())
   return [list(range(devices))]
 
 
-def _named_groups(mesh: str, ids: str | None, chosen: str) -> list[list[int]]:
-  """Return the groups along the chosen axes: for mesh `'a'=2, 'b'=4` and `'b'`, one group for each index of a.
+def _named_groups(mesh: str, ids: str | None, axes: str) -> list[list[int]]:
+  """Return the groups along some axes: for mesh `'a'=2, 'b'=4` and `'b'`, one group for each index of a.
 
-  `'b':(2)2` is a part of an axis.
+  `'b':(2)2` is a part of an axis: the size of the parts before it, and its own.
   """
   sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
-  dims, along = [], []
-  parts = {}
-  for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen):
-    parts.setdefault(name, []).append((int(before), int(size)) if size else (1, sizes[name]))
+  parts: dict[str, list[tuple[int, int]]] = {}
+  for name, stride, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes):
+    part = (int(stride), int(size)) if size else (1, sizes[name])
+    parts.setdefault(name, []).append(part)
+  dims: list[int] = []
+  group_dims: list[int] = []
   for name, size in sizes.items():
-    done = 1
-    for before, part in sorted(parts.get(name, ())):
-      if before > done:
-        dims.append(before // done)
-      along.append(len(dims))
-      dims.append(part)
-      done = before * part
-    if done < size or not parts.get(name):
-      dims.append(size // done)
-  order = np.arange(math.prod(dims)) if ids is None else _listed_ids(ids)
-  across = [axis for axis in range(len(dims)) if axis not in along]
-  order = order.reshape(dims).transpose(across + along)
-  return order.reshape(-1, math.prod(dims[axis] for axis in along)).tolist()
+    covered = 1
+    for stride, part_size in sorted(parts.get(name, ())):
+      if stride > covered:
+        dims.append(stride // covered)
+      group_dims.append(len(dims))
+      dims.append(part_size)
+      covered = stride * part_size
+    if covered < size or name not in parts:
+      dims.append(size // covered)
+  order = np.arange(math.prod(dims)) if ids is None else _device_ids(ids)
+  outer_dims = [dim for dim in range(len(dims)) if dim not in group_dims]
+  order = order.reshape(dims).transpose(outer_dims + group_dims)
+  group_size = math.prod(dims[dim] for dim in group_dims)
+  return order.reshape(-1, group_size).tolist()
 
 
-def _listed_ids(text: str) -> np.ndarray:
+def _device_ids(text: str) -> np.ndarray:
   """Parse `0,1,2,3` or `[2,4]T(1,0)`."""
   iota = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?$", text)
   if iota is None:
-    return np.array(list(map(int, re.findall(r"\d+", text))))
-  dims = tuple(map(int, iota[1].split(",")))
-  order = np.arange(math.prod(dims)).reshape(dims)
-  return (order.transpose(tuple(map(int, iota[2].split(",")))) if iota[2] else order).reshape(-1)
+    return np.array([int(number) for number in re.findall(r"\d+", text)])
+  return _transposed_range(iota[1], iota[2]).reshape(-1)
+
+
+def _transposed_range(dims: str, permutation: str | None) -> np.ndarray:
+  """Return 0, 1, 2, … in an array of the dimensions `2,4`, transposed by `1,0` if that is there."""
+  shape = _integers(dims)
+  order = np.arange(math.prod(shape)).reshape(shape)
+  return order.transpose(_integers(permutation)) if permutation else order
+
+
+def _integers(text: str) -> list[int]:
+  return [int(number) for number in text.split(",")]
 
 
 def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int], kind: str) -> str:
   """Return the mesh axes along which a group's members differ; "part of …" if the groups do not span these axes."""
-  names, shape = list(mesh), tuple(mesh.values())
-  if max((max(group) for group in groups if group), default=0) >= math.prod(shape):
+  names = list(mesh)
+  shape = tuple(mesh.values())
+  largest_id = max((max(group) for group in groups if group), default=0)
+  if largest_id >= math.prod(shape):
     return ""
-  along: set[int] = set()
+  group_axes: set[int] = set()
   for group in groups:
-    places = np.array(np.unravel_index(np.array(group), shape))
-    along.update(np.flatnonzero((places != places[:, :1]).any(axis=1)).tolist())
-  size = math.prod(shape[axis] for axis in along)
+    coordinates = np.array(np.unravel_index(np.array(group), shape))  # [axes, members]
+    differs = (coordinates != coordinates[:, :1]).any(axis=1)
+    group_axes.update(np.flatnonzero(differs).tolist())
+  label = "+".join(names[axis] for axis in sorted(group_axes))
+  size = math.prod(shape[axis] for axis in group_axes)
   if kind != "collective-permute" and any(len(group) != size for group in groups):
-    return "part of " + "+".join(names[axis] for axis in sorted(along))
-  return "+".join(names[axis] for axis in sorted(along))
+    return f"part of {label}"
+  return label
