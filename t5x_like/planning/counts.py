@@ -12,6 +12,7 @@ from t5x_like.planning.hlo import Program, arrays, elements, type_bytes
 
 _MOVES = {"copy": "copied", "copy-start": "copied", "transpose": "transposed"}
 _PRODUCTS = ("dot", "convolution")
+_NO_ARRAYS = ("parameter", "get-tuple-element", "tuple", "while", "bitcast")  # their results are those of others
 _NAMED = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"jit\(step\)/|(while/body/)?closed_call/")
 _TOLERANCE = 1.01  # versions of the compiler differ by less
@@ -27,45 +28,56 @@ def counts(program: Program, rows: list[Collective]) -> dict[str, float]:
     written (`moved`), and of these by copies (`copied`) and transpositions (`transposed`) outside of fusions; GB of
     the collectives that a device waits for (`waited`); GB of the largest array beside the arguments (`largest`).
   """
-  found = dict.fromkeys(("float32_flops", "copied", "transposed", "largest"), 0.0)
-  for instruction, times, shapes, computation in program.executed():
-    alone = program.alone(computation)
+  totals = dict.fromkeys(("float32_flops", "copied", "transposed", "largest"), 0.0)
+  for instruction, executions, shapes, computation in program.executed():
     if instruction.opcode in _PRODUCTS:
-      factors = [arrays(shapes[name])[0][0] for name in instruction.operands[:2] if name in shapes]
-      if "f32" in factors:
-        found["float32_flops"] += times * products.instruction_flops(program, instruction, shapes)
-    if alone and instruction.opcode in _MOVES:
-      moved = type_bytes(elements(instruction.type)[0])
-      found[_MOVES[instruction.opcode]] += 2 * times * moved
-    if alone and instruction.opcode not in ("parameter", "get-tuple-element", "tuple", "while", "bitcast"):
-      found["largest"] = max(found["largest"], *map(type_bytes, elements(instruction.type)))
-  kernels, _ = products.kernels(program)
-  found |= {
-    "flops": products.flops(program) + kernels,
-    "moved": roofline.seconds(program, peak=float("inf"), bandwidth=1.0),
-    "waited": sum(row.ring_bytes for row in rows if not row.asynchronous),
-  }
-  return {name: float(f"{value / 1e9:.4g}") for name, value in sorted(found.items())}
+      dtypes = [arrays(shapes[name])[0][0] for name in instruction.operands[:2] if name in shapes]
+      if "f32" in dtypes:
+        totals["float32_flops"] += executions * products.instruction_flops(program, instruction, shapes)
+    if not program.alone(computation):
+      continue
+    result_bytes = [type_bytes(part) for part in elements(instruction.type)]
+    if instruction.opcode in _MOVES:
+      totals[_MOVES[instruction.opcode]] += 2 * executions * result_bytes[0]
+    if instruction.opcode not in _NO_ARRAYS:
+      totals["largest"] = max(totals["largest"], *result_bytes)
+  kernel_flops, _ = products.kernels(program)
+  totals["flops"] = products.flops(program) + kernel_flops
+  totals["moved"] = roofline.seconds(program, peak=float("inf"), bandwidth=1.0)
+  totals["waited"] = sum(row.ring_bytes for row in rows if not row.asynchronous)
+  return {name: float(f"{value / 1e9:.4g}") for name, value in sorted(totals.items())}
 
 
 def grown(before: dict[str, float], after: dict[str, float]) -> list[str]:
   """Describe the counts that have grown by more than a hundredth and a megabyte (or 10^6 FLOPs)."""
-  pairs = [(name, value, after[name]) for name, value in before.items() if name in after]
-  return [f"{name} {old:,} -> {new:,}" for name, old, new in pairs if new > max(old * _TOLERANCE, old + 1e-3)]
+  lines = []
+  for name, old in before.items():
+    new = after.get(name, old)
+    if new > max(old * _TOLERANCE, old + 1e-3):
+      lines.append(f"{name} {old:,} -> {new:,}")
+  return lines
 
 
-def dearest(program: Program, clock: float, most: int = 10) -> list[dict[str, Any]]:
+def dearest(program: Program, clock: float, limit: int = 10) -> list[dict[str, Any]]:
   """Return the operations with the most of the compiler's cycles: seconds a step, executions, traced name, type of the
   first result.
 
   Args:
     clock: cycles per second.
   """
-  listed = []
-  for instruction, times, _, computation in program.executed():
-    if program.alone(computation) and (cycles := products.own_cycles(instruction)):
-      traced = _NAMED.search(instruction.rest)
-      name = _FRAME.sub("", traced[1]) if traced else instruction.name
-      printed = re.sub(r"\{[^{}]*\}", "", elements(instruction.type)[0])
-      listed.append({"seconds": times * cycles / clock, "times": times, "name": name, "type": printed})
-  return sorted(listed, key=lambda one: -one["seconds"])[:most]
+  operations = []
+  for instruction, executions, _, computation in program.executed():
+    cycles = products.own_cycles(instruction)
+    if not cycles or not program.alone(computation):
+      continue
+    traced = _NAMED.search(instruction.rest)
+    operations.append(
+      {
+        "seconds": executions * cycles / clock,
+        "times": executions,
+        "name": _FRAME.sub("", traced[1]) if traced else instruction.name,
+        "type": re.sub(r"\{[^{}]*\}", "", elements(instruction.type)[0]),
+      }
+    )
+  operations.sort(key=lambda operation: -operation["seconds"])
+  return operations[:limit]

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from t5x_like.nn.feed_forward._over_devices import SELDOM
 
 DTYPE_BITS = {"pred": 8, "token": 0, "opaque": 0}  # others end in their number of bits: bf16, s4, f8e4m3fn, c64
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([^\s=]+) = ")
+_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[^\s=]+) = ")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
 _CALLED = re.compile(
@@ -45,23 +45,25 @@ class Instruction:
 
   @property
   def operands(self) -> list[str]:
-    return re.findall(r"%([^\s,()]+)", self.arguments) or [
-      word.split()[-1] for word in _split(self.arguments) if word and not word[0].isdigit()
-    ]
+    marked = re.findall(r"%([^\s,()]+)", self.arguments)
+    if marked:
+      return marked
+    parts = [part for part in _split(self.arguments) if part and not part[0].isdigit()]
+    return [part.split()[-1] for part in parts]
 
   def attribute(self, name: str) -> str | None:
     """Return the value of `name=…`: a word or a text in braces; None if it is missing."""
-    found = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^\s,]+)", self.rest)
-    return found[1] if found else None
+    match = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^\s,]+)", self.rest)
+    return match[1] if match else None
 
   def called(self) -> list[tuple[str, str]]:
     """Return (kind, name) of the computations it names, such as ("body", "region_1")."""
-    return [
-      (kind, name.strip().lstrip("%"))
-      for kind, names in _CALLED.findall(self.rest)
-      for name in names.strip("{}").split(",")
-      if name.strip()
-    ]
+    calls = []
+    for kind, names in _CALLED.findall(self.rest):
+      for name in names.strip("{}").split(","):
+        if name.strip():
+          calls.append((kind, name.strip().lstrip("%")))
+    return calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +103,12 @@ class Program:
   def executed(self) -> Iterator[tuple[Instruction, int, dict[str, str], str]]:
     """Yield (an instruction, its executions, the types in its computation, the computation)."""
     for computation, instructions in self.computations.items():
-      if times := self.executions.get(computation, 0):
-        shapes = self.shapes(computation)
-        yield from ((instruction, times, shapes, computation) for instruction in instructions)
+      executions = self.executions.get(computation, 0)
+      if executions == 0:
+        continue
+      shapes = self.shapes(computation)
+      for instruction in instructions:
+        yield instruction, executions, shapes, computation
 
   def alone(self, computation: str) -> bool:
     """Return whether a computation is neither fused nor asynchronous."""
@@ -111,39 +116,49 @@ class Program:
 
   def loop(self, computation: str, instruction: Instruction) -> Loop:
     parts = dict(instruction.called())
-    known = _TRIPS.search(instruction.rest)
-    trips = int(known[1]) if known else self._trips(computation, instruction, parts["body"], parts["condition"])
+    declared = _TRIPS.search(instruction.rest)
+    if declared:
+      trips = int(declared[1])
+    else:
+      trips = self._trips(computation, instruction, parts["body"], parts["condition"])
     return Loop(parts["body"], parts["condition"], trips)
 
-  def _count(self, computation: str, times: int) -> None:
-    """Add `times` executions of a computation and of all that it calls."""
+  def _count(self, computation: str, executions: int) -> None:
+    """Add `executions` of a computation, and of all that it calls."""
     if computation not in self.computations:
       return
-    self.executions[computation] = self.executions.get(computation, 0) + times
+    self.executions[computation] = self.executions.get(computation, 0) + executions
     for instruction in self.computations[computation]:
       if instruction.opcode == "while":
-        loop = self.loop(computation, instruction)
-        seldom = loop.trips is None and f"/{SELDOM}/" in instruction.rest
-        if loop.trips is None:
-          (self.skipped if seldom else self.unknown).append(instruction.name)
-        self._count(loop.body, times * (1 - seldom if loop.trips is None else loop.trips))
-        continue
-      if instruction.opcode.endswith(("-update", "-done")):
-        continue  # these name the computation that their start executed
-      within = self.asynchronous if computation in self.asynchronous else None
-      marked = {"fusion": self.fused, "async-start": self.asynchronous}.get(instruction.opcode, within)
-      for kind, name in instruction.called():
-        if marked is not None:
-          marked.add(name)
-        if kind != "to_apply" or instruction.opcode == "call":  # a reduction's function costs nothing
-          self._count(name, times)
+        self._count_loop(computation, instruction, executions)
+      elif not instruction.opcode.endswith(("-update", "-done")):  # these name what their start executed
+        self._count_calls(computation, instruction, executions)
+
+  def _count_loop(self, computation: str, instruction: Instruction, executions: int) -> None:
+    loop = self.loop(computation, instruction)
+    if loop.trips is not None:
+      self._count(loop.body, executions * loop.trips)
+    elif f"/{SELDOM}/" in instruction.rest:
+      self.skipped.append(instruction.name)
+    else:
+      self.unknown.append(instruction.name)
+      self._count(loop.body, executions)
+
+  def _count_calls(self, computation: str, instruction: Instruction, executions: int) -> None:
+    for kind, name in instruction.called():
+      if instruction.opcode == "fusion":
+        self.fused.add(name)
+      elif instruction.opcode == "async-start" or computation in self.asynchronous:
+        self.asynchronous.add(name)
+      if kind != "to_apply" or instruction.opcode == "call":  # a reduction's function costs nothing
+        self._count(name, executions)
 
   def _trips(self, computation: str, loop: Instruction, body: str, condition: str) -> int | None:
     """Return the iterations of a counting loop: (bound - start) / increment, rounded up; None if unknown."""
-    compared = self._comparison(condition)
-    if compared is None:
+    comparison = self._comparison(condition)
+    if comparison is None:
       return None
-    index, bound, direction = compared
+    index, bound, direction = comparison
     start = self._element(computation, loop.operands[0], index)
     increment = self._increment(body, index)
     if bound is None:  # the bound came in as another element of the state
@@ -154,10 +169,10 @@ class Program:
 
   def _comparison(self, condition: str) -> tuple[int, int | None, str] | None:
     """Return (index of the counter in the state, bound, direction) of a condition; None if it tests no counter."""
-    found = self._compare_in(condition)
-    if found is None:
+    location = self._find_compare(condition)
+    if location is None:
       return None
-    computation, compare, outer = found
+    computation, compare, outer = location
     direction = compare.attribute("direction")
     sides = [self._resolve(computation, name, outer) for name in compare.operands[:2]]
     kinds = [kind for kind, _ in sides]
@@ -168,44 +183,48 @@ class Program:
       direction = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(direction, direction)
     return sides[0][1], sides[1][1], direction
 
-  def _compare_in(self, condition: str):
+  def _find_compare(self, condition: str):
     """Find the first comparison: (computation, instruction, None or (condition, the fusion that calls it))."""
-    for instruction in self.computations.get(condition, ()):
+    instructions = self.computations.get(condition, [])
+    for instruction in instructions:
       if instruction.opcode == "compare":
         return condition, instruction, None
-    for instruction in self.computations.get(condition, ()):
-      for kind, name in instruction.called():
-        for inner in self.computations.get(name, ()) if kind == "calls" else ():
+    for instruction in instructions:
+      callees = [name for kind, name in instruction.called() if kind == "calls"]
+      for callee in callees:
+        for inner in self.computations.get(callee, []):
           if inner.opcode == "compare":
-            return name, inner, (condition, instruction)
+            return callee, inner, (condition, instruction)
     return None
 
   def _resolve(self, computation: str, name: str, outer) -> tuple[str, int | None]:
     """Return ("constant", value), ("element", index in the loop's state) or ("other", None)."""
     instructions = {i.name: i for i in self.computations[computation]}
-    found = instructions.get(name)
-    while found is not None:
-      if found.opcode == "constant":
-        value = re.fullmatch(r"-?\d+", found.arguments.strip())
+    source = instructions.get(name)
+    while source is not None:
+      if source.opcode == "constant":
+        value = re.fullmatch(r"-?\d+", source.arguments.strip())
         return ("constant", int(value[0])) if value else ("other", None)
-      if found.opcode == "get-tuple-element":
-        return "element", int(found.attribute("index"))
-      if found.opcode == "parameter" and outer is not None:
-        return self._resolve(outer[0], outer[1].operands[int(found.arguments)], None)
-      if found.opcode not in ("copy", "bitcast", "convert", "reshape"):
+      if source.opcode == "get-tuple-element":
+        return "element", int(source.attribute("index"))
+      if source.opcode == "parameter" and outer is not None:
+        caller, fusion = outer
+        argument = fusion.operands[int(source.arguments)]
+        return self._resolve(caller, argument, None)
+      if source.opcode not in ("copy", "bitcast", "convert", "reshape"):
         break
-      found = instructions.get(found.operands[0])
+      source = instructions.get(source.operands[0])
     return "other", None
 
   def _element(self, computation: str, name: str, index: int) -> int | None:
     """Return the constant at an index of a tuple; None if it is not constant."""
     instructions = {i.name: i for i in self.computations[computation]}
-    made = instructions.get(name)
-    while made is not None and made.opcode in ("copy", "opt-barrier"):
-      made = instructions.get(made.operands[0])
-    if made is None or made.opcode != "tuple":
+    source = instructions.get(name)
+    while source is not None and source.opcode in ("copy", "opt-barrier"):
+      source = instructions.get(source.operands[0])
+    if source is None or source.opcode != "tuple":
       return None
-    kind, value = self._resolve(computation, made.operands[index], None)
+    kind, value = self._resolve(computation, source.operands[index], None)
     return value if kind == "constant" else None
 
   def _increment(self, body: str, index: int) -> int | None:
@@ -214,26 +233,31 @@ class Program:
     root = next((i for i in instructions.values() if i.root), None)
     if root is None or root.opcode != "tuple" or index >= len(root.operands):
       return None
-    computation, outer, added = body, None, instructions.get(root.operands[index])
-    while added is not None and added.opcode in ("copy", "bitcast"):
-      added = instructions.get(added.operands[0])
-    if added is not None and added.opcode == "fusion":
-      outer, computation = (body, added), dict(added.called()).get("calls", "")
-      added = next((i for i in self.computations.get(computation, ()) if i.root), None)
-    if added is None or added.opcode not in ("add", "subtract"):
+    computation = body
+    outer = None
+    addition = instructions.get(root.operands[index])
+    while addition is not None and addition.opcode in ("copy", "bitcast"):
+      addition = instructions.get(addition.operands[0])
+    if addition is not None and addition.opcode == "fusion":
+      outer = (body, addition)
+      computation = dict(addition.called()).get("calls", "")
+      addition = next((i for i in self.computations.get(computation, []) if i.root), None)
+    if addition is None or addition.opcode not in ("add", "subtract"):
       return None
-    for name in added.operands:
+    for name in addition.operands:
       kind, value = self._resolve(computation, name, outer)
       if kind == "constant":
-        return value if added.opcode == "add" else -value
+        return value if addition.opcode == "add" else -value
     return None
 
 
 def arrays(printed: str) -> list[tuple[str, tuple[int, ...]]]:
   """Parse the arrays of a printed type: `(bf16[2,4]{1,0}, u32[])` -> [("bf16", (2, 4)), ("u32", ())]."""
-  return [
-    (dtype, tuple(int(n.lstrip("<=")) for n in shape.split(",") if n)) for dtype, shape in _ARRAY.findall(printed)
-  ]
+  parsed = []
+  for dtype, dims in _ARRAY.findall(printed):
+    shape = tuple(int(dim.lstrip("<=")) for dim in dims.split(",") if dim)
+    parsed.append((dtype, shape))
+  return parsed
 
 
 def array_bytes(dtype: str, shape: tuple[int, ...]) -> float:
@@ -252,55 +276,79 @@ def type_bytes(printed: str) -> float:
 def elements(printed: str) -> list[str]:
   """Return the members of a printed tuple, or the type itself."""
   printed = printed.strip()
-  return [part.strip() for part in _split(printed[1:-1])] if printed.startswith("(") else [printed]
+  if printed.startswith("("):
+    return _split(printed[1:-1])
+  return [printed]
 
 
 def _split(text: str) -> list[str]:
   """Split at commas outside brackets."""
-  parts, depth, start = [], 0, 0
-  for place, letter in enumerate(text):
+  parts = []
+  depth = 0
+  start = 0
+  for position, letter in enumerate(text):
     if letter in "({[":
       depth += 1
     elif letter in ")}]":
       depth -= 1
     elif letter == "," and depth == 0:
-      parts.append(text[start:place].strip())
-      start = place + 1
-  last = text[start:].strip()
-  return [*parts, last] if last else parts
+      parts.append(text[start:position].strip())
+      start = position + 1
+  last_part = text[start:].strip()
+  if last_part:
+    parts.append(last_part)
+  return parts
 
 
 def _parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
+  """Return (the instructions of each computation, the name of the entry computation)."""
   computations: dict[str, list[Instruction]] = {}
-  entry, current = "", None
+  entry = ""
+  instructions = None
   for line in _CONTINUED.sub(" ", text).splitlines():
     line = re.sub(r"/\*.*?\*/", "", line)
     if not line.startswith((" ", "\t")):
-      head = _COMPUTATION.match(line)
-      if head:
-        current = computations.setdefault(head[2], [])
-        entry = head[2] if head[1] else entry
+      header = _COMPUTATION.match(line)
+      if header:
+        instructions = computations.setdefault(header["name"], [])
+        if header["entry"]:
+          entry = header["name"]
       continue
-    start = _INSTRUCTION.match(line)
-    if start is None or current is None:
-      continue
-    at = _end(line, start.end()) if line[start.end()] == "(" else line.index(" ", start.end())
-    printed = line[start.end() : at]
-    opcode = _OPCODE.match(line, at)
-    if opcode is None:
-      continue
-    closed = _end(line, opcode.end() - 1)
-    current.append(
-      Instruction(start[2], printed, opcode[1], line[opcode.end() : closed - 1], line[closed:], bool(start[1]))
-    )
+    instruction = _parse_instruction(line)
+    if instruction is not None and instructions is not None:
+      instructions.append(instruction)
   return computations, entry
 
 
-def _end(line: str, start: int) -> int:
+def _parse_instruction(line: str) -> Instruction | None:
+  """Parse `  ROOT %name = type opcode(arguments), attributes`; None for other lines."""
+  start = _INSTRUCTION.match(line)
+  if start is None:
+    return None
+  type_start = start.end()
+  if line[type_start] == "(":
+    type_end = _closing_parenthesis(line, type_start)
+  else:
+    type_end = line.index(" ", type_start)
+  opcode = _OPCODE.match(line, type_end)
+  if opcode is None:
+    return None
+  arguments_end = _closing_parenthesis(line, opcode.end() - 1)
+  return Instruction(
+    name=start["name"],
+    type=line[type_start:type_end],
+    opcode=opcode[1],
+    arguments=line[opcode.end() : arguments_end - 1],
+    rest=line[arguments_end:],
+    root=bool(start["root"]),
+  )
+
+
+def _closing_parenthesis(line: str, start: int) -> int:
   """Return the position after the parenthesis that closes the parenthesis at `start`."""
   depth = 0
-  for found in re.compile(r"[()]").finditer(line, start):
-    depth += 1 if found[0] == "(" else -1
+  for parenthesis in re.compile(r"[()]").finditer(line, start):
+    depth += 1 if parenthesis[0] == "(" else -1
     if depth == 0:
-      return found.end()
+      return parenthesis.end()
   return len(line)

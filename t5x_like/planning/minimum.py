@@ -36,16 +36,23 @@ def ring_bytes(
     parts: accumulation steps; parameters are gathered for each, gradients reduced once.
     trained: names of the parameters that have gradients; None for all.
   """
-  moving = {name: p for name, p in named.items() if train and (trained is None or name in trained)}
-  passes = [parts * (1 if name.startswith(REFERENCE) else 2) if train else 1 for name in named]
-  gathers = sum(n * whole * (f - 1) / f for n, (whole, f, _) in zip(passes, _parameters(named, rules, itemsize)))
-  sums = (whole * ((f - 1) / f + 2 / f * (d - 1) / d) for whole, f, d in _parameters(moving, rules, itemsize))
-  return {"gathers": gathers, "reductions": float(sum(sums))}
+  gathers = 0.0
+  reductions = 0.0
+  for name, (gathered_bytes, f, d) in zip(named, _parameters(named, rules, itemsize)):
+    gather = gathered_bytes * (f - 1) / f
+    if not train:
+      gathers += gather
+      continue
+    passes = 1 if name.startswith(REFERENCE) else 2
+    gathers += parts * passes * gather
+    if trained is None or name in trained:
+      reductions += gather + 2 * gathered_bytes / f * (d - 1) / d
+  return {"gathers": gathers, "reductions": reductions}
 
 
 def weight_bytes(named: Mapping, rules: Rules, itemsize: int) -> float:
   """Return the bytes of parameters that a device reads for each token that it decodes, after any gathers."""
-  return sum(whole for whole, _, _ in _parameters(named, rules, itemsize))
+  return sum(gathered_bytes for gathered_bytes, _, _ in _parameters(named, rules, itemsize))
 
 
 def _parameters(named: Mapping, rules: Rules, itemsize: int) -> Iterator[tuple[float, int, int]]:
@@ -54,7 +61,8 @@ def _parameters(named: Mapping, rules: Rules, itemsize: int) -> Iterator[tuple[f
   for parameter in named.values():
     split: dict[str, str] = {}
     for logical, part in zip(parameter.axes, rules.spec(parameter.axes)):
-      for axis in (part,) if isinstance(part, str) else part or ():
+      mesh_axes = (part,) if isinstance(part, str) else part or ()
+      for axis in mesh_axes:
         split[axis] = logical
     routed = {axis for axis, logical in split.items() if logical == "expert"}  # tokens come to the parameter
     gathered = {axis for axis in split if axis in tokens - routed}

@@ -15,7 +15,7 @@ from t5x_like.planning.hlo import Instruction, Program, arrays
 
 _RAGGED, _RAGGED_CALL = "ragged_dot_general", '"is_ragged_dot":true'
 _KERNEL = 'custom_call_target="tpu_custom_call"'
-_NONE = 2**62  # cycles
+_UNKNOWN_CYCLES = 2**62
 # Matrix products of an attention kernel, relative to the two of its forward pass.
 _PASSES = {"fwd": 1.0, "dq": 1.5, "dkv": 2.0}
 
@@ -26,7 +26,10 @@ def flops(program: Program, fast: str = "") -> float:
   Args:
     fast: the start of dtypes, such as "s8", whose products take half the time and count half; empty for none.
   """
-  return sum((times * _flops(one, shapes, fast) for one, times, shapes, _ in program.executed()), 0.0)
+  total = 0.0
+  for instruction, executions, shapes, _ in program.executed():
+    total += executions * _flops(instruction, shapes, fast)
+  return total
 
 
 def instruction_flops(program: Program, instruction: Instruction, shapes: dict[str, str], fast: str = "") -> float:
@@ -35,28 +38,37 @@ def instruction_flops(program: Program, instruction: Instruction, shapes: dict[s
   for kind, name in instruction.called():
     if kind == "calls" and name in program.fused:
       inner = program.shapes(name)
-      total += sum(instruction_flops(program, one, inner, fast) for one in program.computations.get(name, ()))
+      for callee in program.computations.get(name, []):
+        total += instruction_flops(program, callee, inner, fast)
   return total
 
 
 def _flops(instruction: Instruction, shapes: dict[str, str], fast: str) -> float:
   if instruction.opcode not in ("dot", "convolution") or _RAGGED in instruction.rest:
     return 0.0
-  total = (_dot if instruction.opcode == "dot" else _convolution)(instruction, shapes)
-  factors = [arrays(shapes[name])[0][0] for name in instruction.operands[:2]]
-  return total / 2 if fast and all(dtype.startswith(fast) for dtype in factors) else total
+  count = _dot if instruction.opcode == "dot" else _convolution
+  total = count(instruction, shapes)
+  dtypes = [arrays(shapes[name])[0][0] for name in instruction.operands[:2]]
+  if fast and all(dtype.startswith(fast) for dtype in dtypes):
+    return total / 2
+  return total
 
 
 def kernels(program: Program) -> tuple[float, int]:
   """Return (the FLOPs of all executions of kernels, the number of executions with unknown FLOPs)."""
-  total, unknown = 0.0, 0
-  for instruction, times, shapes, _ in program.executed():
+  total = 0.0
+  unknown = 0
+  for instruction, executions, shapes, _ in program.executed():
     if instruction.opcode == "custom-call" and _KERNEL in instruction.rest:
-      found = _kernel(instruction)
-      total, unknown = total + times * (found or 0.0), unknown + times * (found is None)
+      kernel_flops = _kernel(instruction)
+      if kernel_flops is None:
+        unknown += executions
+      else:
+        total += executions * kernel_flops
     elif instruction.opcode == "convolution" and _RAGGED in instruction.rest:
       # Printed as the product of every row with every group's matrix, one step of the window for each group.
-      total += times * _convolution(instruction, shapes) / math.prod(_window(instruction.rest)["size"])
+      groups = math.prod(_window(instruction.rest)["size"])
+      total += executions * _convolution(instruction, shapes) / groups
   return total, unknown
 
 
@@ -64,16 +76,18 @@ def _kernel(instruction: Instruction) -> float | None:
   declared = re.search(r'"flops":\s*"?(\d+)', instruction.rest)
   if declared:
     return float(declared[1])
-  told = re.search(FLOPS + r"(\d+).*?_mha_(fwd|dq|dkv)", instruction.rest)
-  return float(told[1]) * _PASSES[told[2]] if told else None
+  scope = re.search(FLOPS + r"(?P<forward>\d+).*?_mha_(?P<pass>fwd|dq|dkv)", instruction.rest)
+  if scope is None:
+    return None
+  return float(scope["forward"]) * _PASSES[scope["pass"]]
 
 
 def cycles(program: Program) -> float:
   """Return the TPU compiler's estimated cycles of all fusions and copies, without kernels and collectives."""
   total = 0.0
-  for instruction, times, _, computation in program.executed():
+  for instruction, executions, _, computation in program.executed():
     if computation not in program.fused and _RAGGED_CALL not in instruction.rest:
-      total += times * (own_cycles(instruction) or 0)
+      total += executions * (own_cycles(instruction) or 0)
   return total
 
 
@@ -82,10 +96,11 @@ def own_cycles(instruction: Instruction) -> int | None:
 
   For some copies in asynchronous computations it writes 2^63 - 1.
   """
-  found = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
-  if found is None or int(found[1]) >= _NONE or instruction.opcode in ("while", "conditional", "call"):
+  estimate = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
+  if estimate is None or instruction.opcode in ("while", "conditional", "call"):
     return None
-  return int(found[1])
+  cycles = int(estimate[1])
+  return None if cycles >= _UNKNOWN_CYCLES else cycles
 
 
 def _shape(printed: str) -> tuple[int, ...]:
@@ -109,17 +124,26 @@ def _convolution(instruction: Instruction, shapes: dict[str, str]) -> float:
   spatial = [letter for letter in result if letter.isdigit()]
   pairs = 1.0
   for number, letter in enumerate(sorted(spatial, key=int)):
-    one = {key: values[number] for key, values in window.items() if number < len(values)}
-    pairs *= _pairs(left[lhs.index(letter)], right[rhs.index(letter)], out[result.index(letter)], one)
+    axis_window = {key: values[number] for key, values in window.items() if number < len(values)}
+    pairs *= _pairs(left[lhs.index(letter)], right[rhs.index(letter)], out[result.index(letter)], axis_window)
   return 2.0 * pairs * out[result.index("b")] * out[result.index("f")] * right[rhs.index("i")]
 
 
 def _window(text: str) -> dict[str, list]:
-  found = re.search(r"window=\{([^}]*)\}", text)
+  """Parse `window={size=3x3 pad=1_1x1_1}` -> {"size": [3, 3], "pad": [(1, 1), (1, 1)]}; {} if there is none."""
+  attribute = re.search(r"window=\{([^}]*)\}", text)
+  if attribute is None:
+    return {}
   parsed = {}
-  for key, value in re.findall(r"(\w+)=(\S+)", found[1] if found else ""):
-    parsed[key] = [tuple(map(int, part.split("_"))) if "_" in part else int(part) for part in value.split("x")]
+  for key, value in re.findall(r"(\w+)=(\S+)", attribute[1]):
+    parsed[key] = [_window_number(part) for part in value.split("x")]
   return parsed
+
+
+def _window_number(text: str) -> int | tuple[int, ...]:
+  if "_" in text:
+    return tuple(int(part) for part in text.split("_"))
+  return int(text)
 
 
 def _pairs(size: int, kernel: int, out: int, window: dict) -> int:
@@ -131,6 +155,6 @@ def _pairs(size: int, kernel: int, out: int, window: dict) -> int:
   reach = (size - 1) * base
   total = 0
   for k in range(kernel):
-    place = np.arange(out) * stride + k * dilation - low
-    total += int(((place >= 0) & (place <= reach) & (place % base == 0)).sum())
+    position = np.arange(out) * stride + k * dilation - low
+    total += int(((position >= 0) & (position <= reach) & (position % base == 0)).sum())
   return total

@@ -20,14 +20,21 @@ _THROUGH = ("bitcast", "copy", "convert", "reshape")
 
 
 def seconds(program: Program, peak: float, bandwidth: float, fast: str = "") -> float:
-  """Return the sum over all executed operations of the longer of FLOPs / `peak` and bytes / `bandwidth`; `fast` as in
-  `products.flops`."""
+  """Return the sum over all executed operations of the longer of FLOPs / `peak` and bytes / `bandwidth`.
+
+  Args:
+    peak: FLOPs per second.
+    bandwidth: bytes per second.
+    fast: as in `products.flops`.
+  """
   total = 0.0
-  for instruction, times, shapes, computation in program.executed():
-    unpaid = instruction.opcode in (*_FREE, *KINDS) or instruction.opcode.endswith(("-start", "-done", "-update"))
-    if not unpaid and program.alone(computation):
-      calculated = products.instruction_flops(program, instruction, shapes, fast)
-      total += times * max(calculated / peak, moved(program, instruction, shapes) / bandwidth)
+  for instruction, executions, shapes, computation in program.executed():
+    free = instruction.opcode in (*_FREE, *KINDS) or instruction.opcode.endswith(("-start", "-done", "-update"))
+    if free or not program.alone(computation):
+      continue
+    flops = products.instruction_flops(program, instruction, shapes, fast)
+    memory_bytes = moved(program, instruction, shapes)
+    total += executions * max(flops / peak, memory_bytes / bandwidth)
   return total
 
 
@@ -40,11 +47,23 @@ def moved(program: Program, instruction: Instruction, shapes: dict[str, str]) ->
       return 2 * _far(instruction.type)
     if instruction.opcode == "dynamic-update-slice":
       return 2 * _far(operands[1])
-    return _far(instruction.type) + sum(map(_far, operands))
+    return _far(instruction.type) + sum(_far(operand) for operand in operands)
   inner = {i.name: i for i in body}
-  read = sum(_read(body, i, operands[int(i.arguments)]) for i in body if i.opcode == "parameter")
-  roots = [inner[name] for i in body if i.root for name in (i.operands if i.opcode == "tuple" else [i.name])]
-  return read + sum(map(_written, [_source(inner, i) for i in roots], elements(instruction.type)))
+  total = 0.0
+  for parameter in body:
+    if parameter.opcode == "parameter":
+      total += _read(body, parameter, operands[int(parameter.arguments)])
+  for result, result_type in zip(_results(inner), elements(instruction.type)):
+    total += _written(_source(inner, result), result_type)
+  return total
+
+
+def _results(inner: dict[str, Instruction]) -> list[Instruction]:
+  """Return the instructions whose values a fused computation returns."""
+  root = next(instruction for instruction in inner.values() if instruction.root)
+  if root.opcode == "tuple":
+    return [inner[name] for name in root.operands]
+  return [root]
 
 
 def _read(body: list[Instruction], parameter: Instruction, outer: str) -> float:
@@ -87,4 +106,4 @@ def _written(source: str | None, outer: str) -> float:
 
 def _far(printed: str) -> float:
   """Return the bytes of the arrays of a type that lie in the HBM."""
-  return sum(type_bytes(one) for one in elements(printed) if not _NEAR.search(one))
+  return sum(type_bytes(part) for part in elements(printed) if not _NEAR.search(part))
