@@ -6,16 +6,18 @@ reports whether the step fits, how much each device sends over which mesh axis a
 estimated time of a step. It needs no TPU and no data, but libtpu: pip install 't5x-like[plan]'. See
 docs/how-to/plan-a-run.md.
 
-Exit codes: 0 it fits, 5 it does not or the compiler failed, 2 an error that one line on stderr explains.
+Exit codes: 0 it fits, 5 it does not, 6 the compiler gave no answer, 2 an error that one line on stderr explains.
 """
 
 import json
+import sys
 
 from t5x_like import command_line
 from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
 
 EXIT_DOES_NOT_FIT = 5
+EXIT_NO_ANSWER = 6
 _STEPS = ("train", "eval", "decode")
 
 
@@ -29,8 +31,14 @@ def main(argv: list[str]) -> int:
   parser.add_argument("--slices", type=int, default=1, metavar="N", help="slices of this topology (default: 1)")
   parser.add_argument("--step", choices=_STEPS, default="train", help="which step (default: train)")
   parser.add_argument("--phase", metavar="NAME", help="a phase of the recipe (default: the last)")
-  words = "compile the N likeliest meshes, remat and batch sizes instead, and rank them (default N: 8)"
-  parser.add_argument("--search", type=int, nargs="?", const=8, metavar="N", help=words)
+  parser.add_argument(
+    "--search",
+    type=int,
+    nargs="?",
+    const=8,
+    metavar="N",
+    help="compile the N likeliest meshes, remat and batch sizes instead, and rank them (default N: 8)",
+  )
   parser.add_argument("--json", metavar="FILE", help="write the plan to this file")
   parser.add_argument("--hlo", metavar="FILE", help="write the compiled program's text to this file")
   parser.add_argument(
@@ -38,7 +46,7 @@ def main(argv: list[str]) -> int:
   )
   args, overrides = parser.parse(argv)
   recipe = args.config.partition(":")[0]
-  saved = outputs.Output(args.json, "--json", [recipe]) if args.json else None
+  json_output = outputs.Output(args.json, "--json", [recipe]) if args.json else None
   if args.hlo:
     outputs.Output(args.hlo, "--hlo", [recipe])  # the process that compiles writes it
   hardware.parse(args.topology, args.slices)
@@ -48,29 +56,39 @@ def main(argv: list[str]) -> int:
     args.config, args.topology, args.slices, args.step, args.phase, tuple(overrides), args.hlo, trust=args.trust
   )
   if args.search is not None:
-    return _search(request, args, saved)
-  found = child.plan(request, args.timeout_seconds)
-  _write(saved, found)
-  print(table.text(found))
-  return 0 if found["fits"] else EXIT_DOES_NOT_FIT
+    return _search(request, args, json_output)
+  plan = child.plan(request, args.timeout_seconds, _print_progress)
+  _write_json(json_output, plan)
+  print(table.text(plan))
+  return _exit_code(plan)
 
 
-def _search(request, args, saved: outputs.Output | None) -> int:
+def _search(request, args, json_output: outputs.Output | None) -> int:
   from t5x_like.planning import search, table
 
   if args.search < 1 or args.step != "train":
     raise UserError(f"--search={args.search}: expected how many plans of a train step to compile, at least 1")
   if args.hlo:
     raise UserError(f"--hlo={args.hlo}: --search compiles several programs; give --hlo with the flags that it prints")
-  found = search.search(request, args.search, args.timeout_seconds, lambda line: print(line, flush=True))
-  _write(saved, found)
-  print(table.ranking(found))
-  return 0 if found[0]["fits"] else EXIT_DOES_NOT_FIT
+  plans = search.search(request, args.search, args.timeout_seconds, _print_progress)
+  _write_json(json_output, plans)
+  print(table.ranking(plans))
+  return _exit_code(plans[0])
 
 
-def _write(output: outputs.Output | None, found) -> None:
+def _exit_code(plan: dict) -> int:
+  if plan["fits"] is None:
+    return EXIT_NO_ANSWER
+  return 0 if plan["fits"] else EXIT_DOES_NOT_FIT
+
+
+def _print_progress(line: str) -> None:
+  print(line, file=sys.stderr, flush=True)
+
+
+def _write_json(output: outputs.Output | None, plans) -> None:
   if output:
-    output.write([json.dumps(found, indent=2) + "\n"])
+    output.write([json.dumps(plans, indent=2) + "\n"])
 
 
 if __name__ == "__main__":

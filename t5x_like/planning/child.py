@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.planning import hardware
 
 COMMAND = (sys.executable, "-m", "t5x_like.planning.compiling")
+PROGRESS_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +45,14 @@ class Request:
   trust: bool = False
 
 
-def plan(request: Request, timeout_seconds: float) -> dict[str, Any]:
-  """Return the plan or, if the compiler fails, a finding: `fits` False and a `verdict` with the exit code.
+def plan(
+  request: Request, timeout_seconds: float, report_progress: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+  """Return the plan or, if the compiler gives no answer, `fits` None and a `verdict` with the reason.
+
+  Args:
+    timeout_seconds: how long the compiler may take.
+    report_progress: receives a line every `PROGRESS_SECONDS` while the compiler works.
 
   Raises:
     UserError: the request is invalid, such as an unknown recipe, topology or mesh.
@@ -53,57 +61,67 @@ def plan(request: Request, timeout_seconds: float) -> dict[str, Any]:
   environment = os.environ | hardware.environment(topology)
   start = time.perf_counter()
   with tempfile.TemporaryDirectory() as folder:
-    asked, answer, log = (pathlib.Path(folder) / name for name in ("request.json", "answer.json", "log"))
-    asked.write_text(json.dumps(dataclasses.asdict(request)))
-    with log.open("wb") as sink:
-      code = _run([*COMMAND, str(asked), str(answer)], environment, sink, timeout_seconds)
+    request_file = pathlib.Path(folder) / "request.json"
+    answer_file = pathlib.Path(folder) / "answer.json"
+    log_file = pathlib.Path(folder) / "log"
+    request_file.write_text(json.dumps(dataclasses.asdict(request)))
+    command = [*COMMAND, str(request_file), str(answer_file)]
+    with log_file.open("wb") as log:
+      code = _run(command, environment, log, timeout_seconds, report_progress)
     if code == 0:
-      found = json.loads(answer.read_text())
-      if "error" in found:
-        raise UserError(found["error"])
-      return found
-    last = log.read_bytes().decode(errors="replace")
-  return _finding(request, topology, code, time.perf_counter() - start, last)
-
-
-def _run(command: list[str], environment: dict[str, str], sink, timeout_seconds: float) -> int:
-  process = subprocess.Popen(
-    command, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, preexec_fn=_deep_stack
-  )
-  try:
-    return process.wait(timeout_seconds)
-  except subprocess.TimeoutExpired:
-    return -signal.SIGALRM
-  finally:
-    process.kill()
-    process.wait()
-
-
-def _deep_stack() -> None:
-  """Raise the stack limit before jax reads it: on Transformers, the compiler's threads overflow ordinary stacks."""
-  _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-  resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
-
-
-def _finding(request: Request, topology, code: int, seconds: float, log: str) -> dict[str, Any]:
-  """Describe a program whose compiler ended without an answer."""
-  if code == -signal.SIGALRM:
-    verdict = f"the compiler was not done after {seconds:.0f} s"
-  elif code < 0:
-    name = signal.Signals(-code).name
-    why = ", as when memory runs out" if code == -signal.SIGKILL else ""
-    verdict = f"the compiler crashed with {name}{why} (exit code {128 - code}) after {seconds:.0f} s"
-  else:
-    lines = [line.strip() for line in log.splitlines() if line.strip("- ") and "JAX has removed" not in line]
-    verdict = (
-      f"the compiler failed (exit code {code}) after {seconds:.0f} s: {lines[-1][:300] if lines else 'no message'}"
-    )
+      answer = json.loads(answer_file.read_text())
+      if "error" in answer:
+        raise UserError(answer["error"])
+      return answer
+    messages = log_file.read_bytes().decode(errors="replace")
+  seconds = time.perf_counter() - start
   return {
     "topology": topology.name,
     "step": request.step,
     "config": request.config,
     "overrides": list(request.overrides),
-    "fits": False,
+    "fits": None,
     "compile_seconds": seconds,
-    "verdict": verdict,
+    "verdict": _failure(code, seconds, messages),
   }
+
+
+def _run(command: list[str], environment: dict[str, str], log, timeout_seconds: float, report_progress) -> int:
+  """Return the exit code of a command, or the negative number of the signal that ended it; SIGALRM for the timeout."""
+  process = subprocess.Popen(
+    command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_raise_stack_limit
+  )
+  start = time.perf_counter()
+  try:
+    while True:
+      elapsed = time.perf_counter() - start
+      remaining = timeout_seconds - elapsed
+      if remaining <= 0:
+        return -signal.SIGALRM
+      try:
+        return process.wait(min(PROGRESS_SECONDS, remaining))
+      except subprocess.TimeoutExpired:
+        elapsed = time.perf_counter() - start
+        report_progress(f"compiling for {elapsed:.0f} s, at most {timeout_seconds:g} s (--timeout_seconds)")
+  finally:
+    process.kill()
+    process.wait()
+
+
+def _raise_stack_limit() -> None:
+  """Raise the stack limit before jax reads it: on Transformers, the compiler's threads overflow ordinary stacks."""
+  _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+  resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
+
+
+def _failure(code: int, seconds: float, messages: str) -> str:
+  """Explain in one line why the compiler gave no answer."""
+  if code == -signal.SIGALRM:
+    return f"the compiler was not done after {seconds:.0f} s; raise --timeout_seconds"
+  if code < 0:
+    name = signal.Signals(-code).name
+    hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
+    return f"the compiler crashed with {name}{hint} (exit code {128 - code}) after {seconds:.0f} s"
+  lines = [line.strip() for line in messages.splitlines() if line.strip("- ") and "JAX has removed" not in line]
+  message = lines[-1][:300] if lines else "no message"
+  return f"the compiler failed (exit code {code}) after {seconds:.0f} s: {message}"

@@ -23,9 +23,8 @@ from t5x_like.nn import params
 from t5x_like.nn.stack import Pipeline
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.planning import hardware, minimum, steps
+from t5x_like.planning import child, hardware, minimum, steps
 from t5x_like.planning.child import Request
-from t5x_like.planning.child import plan as planned
 from t5x_like.training import compilation
 from t5x_like.training.build import abstract_batch, build
 from t5x_like.training.state import abstract_state
@@ -34,7 +33,7 @@ _SEARCHED = ("mesh", "batch_size", "model.remat")
 _REMAT = ("none", "minimal", "full")
 _ROWS = (1, 2, 4, 8, 16, 32)  # rows of a device, or of the devices that share a row
 _TENSOR = (1, 2, 4, 8)
-_BESIDE = {"expert": (2, 4, 8), "sequence": (2, 4), "stage": (2, 4)}  # the axes that a mesh may have beside `tensor`
+_EXTRA_AXES = {"expert": (2, 4, 8), "sequence": (2, 4), "stage": (2, 4)}  # a mesh may have one of them
 
 
 @dataclasses.dataclass
@@ -54,59 +53,93 @@ class Candidate:
 
 
 def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
-  """Return all candidates that may fit, best bound first, and of bounds that differ by less than the estimate's error
-  meshes without `sequence` and `stage`, then the most rows; needs the process of `hardware.devices` (`compiling`)."""
+  """Return all candidates that may fit, best bound first.
+
+  Ties within the estimate's error prefer meshes without `sequence` and `stage`, then more rows. The process must have
+  the topology's environment, as that of `compiling` has.
+
+  Raises:
+    UserError: nothing fits.
+  """
   topology = hardware.parse(request["topology"], request["slices"])
   devices = hardware.devices(topology)
   config = recipes.load(request["config"], request["overrides"])
   config, task = steps.resolve(config, topology.platform, request["phase"])
-  found = [dataclasses.asdict(one) for one in _made(config, task, topology, devices)]
-  if not found:
+  fitting = [dataclasses.asdict(candidate) for candidate in _candidates(config, task, topology, devices)]
+  if not fitting:
     raise UserError(f"--search: nothing fits {topology.name}; its {len(devices)} devices have too little memory in all")
-  return sorted(found, key=lambda one: (-float(f"{one['bound']:.2g}"), _sends(one), -one["rows"], -one["bound"]))
+  return sorted(fitting, key=_rank)
 
 
-def _sends(candidate: dict[str, Any]) -> bool:
+def _rank(candidate: dict[str, Any]) -> tuple[float, bool, int, float]:
+  """Return the key by which candidates are sorted; bounds differ by less than the estimate's error past two digits."""
+  rounded_bound = float(f"{candidate['bound']:.2g}")
+  return (-rounded_bound, _sends_activations(candidate), -candidate["rows"], -candidate["bound"])
+
+
+def _sends_activations(candidate: dict[str, Any]) -> bool:
   """Return whether a mesh sends activations of all layers over axes that the bound counts as free."""
-  return any(axis in candidate["overrides"][0] for axis in ("sequence", "stage"))
+  mesh = candidate["overrides"][0]
+  return "sequence" in mesh or "stage" in mesh
 
 
-def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) -> Iterator[Candidate]:
+def _candidates(config: ConfigDict, task, topology: hardware.Topology, devices: list) -> Iterator[Candidate]:
   base = ConfigDict(config.to_dict())
-  base.mesh, base.batch_size, base.accumulation_steps = {"data": 1}, 1, 1
+  base.mesh = {"data": 1}
+  base.batch_size = 1
+  base.accumulation_steps = 1
   parts = build(base, devices[:1])
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
   batch = abstract_batch(base, parts.rules, task)  # of one row
-  row = compilation.step_flops(parts.model, parts.objective, batch, parts.trained)
-  tokens = compilation.positions(batch)["positions"]
-  kept = _kept(base, task, devices[:1])
-  chip = topology.chip
-  memory = chip.memory if chip else math.inf
-  peak, link = (
-    (compilation.peak_flops(devices[0])[0], chip.link * hardware.links(devices, topology)) if chip else (1e11, 1e10)
-  )
-  lengths = [x.shape[1] for x in (batch[name] for name in parts.model.NEEDS) if x.ndim == 2]
+  row_flops = compilation.step_flops(parts.model, parts.objective, batch, parts.trained)
+  row_tokens = compilation.positions(batch)["positions"]
+  row_bytes = _activation_bytes(base, task, devices[:1])
+  memory, peak, link = _rates(topology, devices)
+  inputs = [batch[name] for name in parts.model.NEEDS]
+  lengths = [x.shape[1] for x in inputs if x.ndim == 2]
   for mesh in _meshes(_axes(config, named, lengths), topology.slices, len(devices)):
     try:
       rules = Rules.make(make_mesh(mesh, devices), config.rules.to_dict())
       state = abstract_state(parts.model, parts.optimizer, rules)
     except UserError:
       continue  # a parameter does not divide
-    ways, shared = rules.ways("batch"), len(devices) // rules.ways("batch")
-    sent = sum(minimum.ring_bytes(named, rules, itemsize, train=True, trained=parts.trained).values())
-    gradients = steps.shard_bytes(state.params) * itemsize / 4  # in the compute dtype
-    held = steps.shard_bytes(state.params if config.optimizer.get("offload") else state) + gradients
-    for rows, remat in itertools.product(_ROWS, _REMAT if "remat" in config.model else (None,)):
-      activations = rows * kept[remat] / shared
-      if held + activations > memory:
+    batch_ways = rules.ways("batch")
+    row_devices = len(devices) // batch_ways  # that share a row
+    sent_bytes = sum(minimum.ring_bytes(named, rules, itemsize, train=True, trained=parts.trained).values())
+    gradient_bytes = steps.shard_bytes(state.params) * itemsize / 4  # in the compute dtype
+    resident_state = state.params if config.optimizer.get("offload") else state
+    state_bytes = steps.shard_bytes(resident_state) + gradient_bytes
+    for rows, remat in itertools.product(_ROWS, row_bytes):
+      memory_bytes = state_bytes + rows * row_bytes[remat] / row_devices
+      if memory_bytes > memory:
         continue
-      computing = rows * row / shared * (4 / 3 if remat == "full" else 1) / peak * _idling(mesh, rows)
-      bound = rows * tokens / shared / max(computing, sent / link)
-      overrides = [f"mesh={json.dumps(mesh, separators=(',', ':'))}", f"batch_size={rows * ways}"]
-      table = hasattr(config.model.get("remat"), "keys")
-      overrides += [f"model.remat={json.dumps({'name': remat}) if table else remat}"] if remat else []
-      yield Candidate(tuple(overrides), bound, held + activations, rows)
+      recomputation = 4 / 3 if remat == "full" else 1
+      computing = rows * row_flops / row_devices * recomputation / peak * _pipeline_slowdown(mesh, rows)
+      bound = rows * row_tokens / row_devices / max(computing, sent_bytes / link)
+      overrides = [f"mesh={json.dumps(mesh, separators=(',', ':'))}", f"batch_size={rows * batch_ways}"]
+      if remat is not None:
+        overrides.append(f"model.remat={_remat_flag(config, remat)}")
+      yield Candidate(tuple(overrides), bound, memory_bytes, rows)
+
+
+def _rates(topology: hardware.Topology, devices: list) -> tuple[float, float, float]:
+  """Return (bytes of memory, FLOPs per second, bytes per second of all links) of a device; made up for CPUs."""
+  chip = topology.chip
+  if chip is None:
+    return math.inf, 1e11, 1e10
+  peak, _ = compilation.peak_flops(devices[0])
+  return chip.memory, peak, chip.link * hardware.links(devices, topology)
+
+
+def _remat_flag(config: ConfigDict, name: str) -> str:
+  value = _remat_value(config, name)
+  return value if isinstance(value, str) else json.dumps(value)
+
+
+def _remat_value(config: ConfigDict, name: str) -> str | dict[str, str]:
+  """Return a policy in the form in which the recipe has its own: a name, or a table with a name."""
+  return {"name": name} if hasattr(config.model.remat, "keys") else name
 
 
 def _axes(config: ConfigDict, named: Mapping, lengths: list[int]) -> dict[str, list[int]]:
@@ -116,49 +149,60 @@ def _axes(config: ConfigDict, named: Mapping, lengths: list[int]) -> dict[str, l
     named: its parameters.
     lengths: of the rows of tokens that it reads; none for images.
   """
-  depths = [p.shape[0] for p in named.values() if p.axes[:1] == ("layers",)] if "pipeline" in config.model else []
-  depths = [depth / Pipeline(**config.model.pipeline).rounds for depth in depths]
-  divided = {"expert": [p.shape[p.axes.index("expert")] for p in named.values() if "expert" in p.axes]}
-  divided |= {"sequence": lengths, "stage": depths}
-  return {axis: [n for n in _BESIDE[axis] if all(x % n == 0 for x in xs)] for axis, xs in divided.items() if xs}
+  expert_counts = [p.shape[p.axes.index("expert")] for p in named.values() if "expert" in p.axes]
+  depths = []
+  if "pipeline" in config.model:
+    rounds = Pipeline(**config.model.pipeline).rounds
+    depths = [p.shape[0] / rounds for p in named.values() if p.axes[:1] == ("layers",)]
+  sizes = {}
+  for axis, divided in (("expert", expert_counts), ("sequence", lengths), ("stage", depths)):
+    if divided:
+      sizes[axis] = [n for n in _EXTRA_AXES[axis] if all(size % n == 0 for size in divided)]
+  return sizes
 
 
-def _meshes(beside: Mapping[str, list[int]], slices: int, devices: int) -> Iterator[dict[str, int]]:
-  """Yield every split of a slice's devices among data, fsdp, tensor and at most one axis of `beside`."""
-  inside = devices // slices
-  others = [{}, *({axis: size} for axis, sizes in beside.items() for size in sizes)]
-  for tensor, other in itertools.product(_TENSOR, others):
-    left, uneven = divmod(inside, tensor * math.prod(other.values()))
-    if uneven:
+def _meshes(extra_axes: Mapping[str, list[int]], slices: int, devices: int) -> Iterator[dict[str, int]]:
+  """Yield every split of a slice's devices among data, fsdp, tensor and at most one of `extra_axes`."""
+  extras: list[dict[str, int]] = [{}]
+  for axis, sizes in extra_axes.items():
+    extras += [{axis: size} for size in sizes]
+  for tensor, extra in itertools.product(_TENSOR, extras):
+    batch_devices, remainder = divmod(devices // slices, tensor * math.prod(extra.values()))
+    if remainder:
       continue
-    for fsdp in (n for n in range(1, left + 1) if left % n == 0):
-      sizes = {"replica": slices, "data": left // fsdp, "fsdp": fsdp, "tensor": tensor, **other}
-      yield {axis: size for axis, size in sizes.items() if size > 1}
+    for fsdp in range(1, batch_devices + 1):
+      if batch_devices % fsdp:
+        continue
+      mesh = {"replica": slices, "data": batch_devices // fsdp, "fsdp": fsdp, "tensor": tensor, **extra}
+      yield {axis: size for axis, size in mesh.items() if size > 1}
 
 
-def _idling(mesh: Mapping[str, int], rows: int) -> float:
+def _pipeline_slowdown(mesh: Mapping[str, int], rows: int) -> float:
   """Return the ticks of a pipeline over those in which a stage computes, with the default microbatches."""
   stages = mesh.get("stage", 1)
   return 1 + (stages - 1) / math.gcd(stages, rows)
 
 
-def _kept(config: ConfigDict, task, devices: list) -> dict[str | None, float]:
-  """Return the bytes that the backward pass of a row holds at once, by remat, as JAX's tracing of the step tells.
+def _activation_bytes(config: ConfigDict, task, devices: list) -> dict[str | None, float]:
+  """Return the bytes that the backward pass of a row keeps at once, by remat, as JAX traces the step.
 
-  Of two rows it keeps more than of one, and the difference is a row's. A block that is recomputed holds for a moment
-  what "none" keeps of it.
+  Two rows keep more than one, and the difference is a row's. A block that is recomputed keeps for a moment what "none"
+  keeps of it.
   """
-  kept = {}
-  for remat in _REMAT if "remat" in config.model else (None,):
-    one = ConfigDict(config.to_dict())
+  kept_bytes: dict[str | None, float] = {}
+  policies = _REMAT if "remat" in config.model else (None,)
+  for remat in policies:
+    variant = ConfigDict(config.to_dict())
     if remat is not None:
-      with one.ignore_type():
-        one.model.remat = {"name": remat} if hasattr(config.model.remat, "keys") else remat
-    kept[remat] = _residual_bytes(one, task, devices, 2) - _residual_bytes(one, task, devices, 1)
-  parts = build(config, devices)
-  layers = [p.shape[p.axes.index("layers")] for p in params.named_params(parts.model).values() if "layers" in p.axes]
-  block = (max(kept.values()) - min(kept.values())) / max(layers, default=1)
-  return {remat: size + block for remat, size in kept.items()}
+      with variant.ignore_type():
+        variant.model.remat = _remat_value(config, remat)
+    two_rows = _residual_bytes(variant, task, devices, 2)
+    kept_bytes[remat] = two_rows - _residual_bytes(variant, task, devices, 1)
+  named = params.named_params(build(config, devices).model)
+  depths = [p.shape[p.axes.index("layers")] for p in named.values() if "layers" in p.axes]
+  recomputed_bytes = max(kept_bytes.values()) - min(kept_bytes.values())
+  block_bytes = recomputed_bytes / max(depths, default=1)
+  return {remat: size + block_bytes for remat, size in kept_bytes.items()}
 
 
 def _residual_bytes(config: ConfigDict, task, devices: list, rows: int) -> float:
@@ -179,37 +223,52 @@ def _residual_bytes(config: ConfigDict, task, devices: list, rows: int) -> float
   return float(sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves))
 
 
-def search(request: Request, most: int, timeout_seconds: float, tell: Callable[[str], None]) -> list[dict[str, Any]]:
-  """Return plans of the `most` best candidates, fastest first; candidates that do not fit come last.
+def search(
+  request: Request, limit: int, timeout_seconds: float, report_progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+  """Return plans of the `limit` best candidates, fastest first; candidates that do not fit come last.
 
   Args:
-    tell: receives a line about the overrides that candidates replace, and about each finished candidate.
+    timeout_seconds: how long the compiler may take for each.
+    report_progress: receives a line about the overrides that candidates replace, and about each finished candidate.
   """
-  listed = planned(dataclasses.replace(request, search=True), timeout_seconds)
-  if "candidates" not in listed:
-    raise UserError(f"--search: {listed['verdict']}")
-  kept = [one for one in request.overrides if not one.startswith((*_SEARCHED, "accumulation_steps"))]
-  if replaced := [one for one in request.overrides if one not in kept]:
-    tell(f"searched in place of what is given: {' '.join(replaced)}")
-  waiting, plans = listed["candidates"], []
-  while waiting and len(plans) < most:
-    one, waiting = waiting[0], waiting[1:]
-    overrides = (*kept, *one["overrides"], "accumulation_steps=1")
+  answer = child.plan(dataclasses.replace(request, search=True), timeout_seconds, report_progress)
+  if "candidates" not in answer:
+    raise UserError(f"--search: {answer['verdict']}")
+  replaced = [override for override in request.overrides if override.startswith((*_SEARCHED, "accumulation_steps"))]
+  fixed = [override for override in request.overrides if override not in replaced]
+  if replaced:
+    report_progress(f"searched in place of what is given: {' '.join(replaced)}")
+  waiting = answer["candidates"]
+  plans = []
+  while waiting and len(plans) < limit:
+    candidate = waiting.pop(0)
+    overrides = (*fixed, *candidate["overrides"], "accumulation_steps=1")
+    candidate_request = dataclasses.replace(request, overrides=overrides)
     try:
-      found, refused = planned(dataclasses.replace(request, overrides=overrides), timeout_seconds), False
+      plan = child.plan(candidate_request, timeout_seconds, report_progress)
+      fewer_rows_may_fit = not plan["fits"]
     except UserError as error:  # an attention core or a schedule that the axis of a mesh excludes, with any rows
-      found, refused = {"fits": False, "verdict": str(error)}, True
-    plans.append(found | {"candidate": one["overrides"]})
-    tell(f"{len(plans)} of {most}: {' '.join(one['overrides'])}: {found['verdict']}")
-    alike = [other for other in waiting if _shape(other) == _shape(one)]
-    fewer = [other for other in alike if not (found["fits"] or refused) and other["rows"] < one["rows"]]
-    waiting = fewer[:1] + [other for other in waiting if _shape(other) != _shape(one)]
+      plan = {"fits": False, "verdict": str(error)}
+      fewer_rows_may_fit = False
+    plans.append(plan | {"candidate": candidate["overrides"]})
+    report_progress(f"{len(plans)} of {limit}: {' '.join(candidate['overrides'])}: {plan['verdict']}")
+    next_rows = _largest_below(candidate, waiting) if fewer_rows_may_fit else []
+    waiting = next_rows + [other for other in waiting if _layout(other) != _layout(candidate)]
   return sorted(plans, key=rate, reverse=True)
 
 
-def _shape(candidate: dict[str, Any]) -> tuple[str, ...]:
+def _layout(candidate: dict[str, Any]) -> tuple[str, ...]:
   """Return a candidate's mesh and remat: one number of rows of each is compiled, fewer if that does not fit."""
-  return tuple(word for word in candidate["overrides"] if not word.startswith("batch_size"))
+  return tuple(override for override in candidate["overrides"] if not override.startswith("batch_size"))
+
+
+def _largest_below(candidate: dict[str, Any], waiting: list[dict[str, Any]]) -> list[dict[str, Any]]:
+  """Return the next waiting candidate with the same mesh and remat and fewer rows, if there is one."""
+  for other in waiting:
+    if _layout(other) == _layout(candidate) and other["rows"] < candidate["rows"]:
+      return [other]
+  return []
 
 
 def rate(plan: dict[str, Any]) -> float:

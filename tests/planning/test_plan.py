@@ -75,11 +75,14 @@ def test_a_plan_for_cpus(no_tensorflow, tmp_path, capsys):
 )
 def test_a_compiler_that_fails_is_a_finding(program, words, monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(child, "COMMAND", (sys.executable, "-c", program))
+  monkeypatch.setattr(child, "PROGRESS_SECONDS", 0.4)
   file = tmp_path / "plan.json"
-  assert plan.main([NANO, "--topology=cpu:8", "--timeout_seconds=1.5", f"--json={file}"]) == plan.EXIT_DOES_NOT_FIT
-  out = capsys.readouterr().out
-  assert words in out and "Traceback" not in out and len(out.splitlines()) == 2
-  assert words in json.loads(file.read_text())["verdict"] and not json.loads(file.read_text())["fits"]
+  assert plan.main([NANO, "--topology=cpu:8", "--timeout_seconds=1.5", f"--json={file}"]) == plan.EXIT_NO_ANSWER
+  printed = capsys.readouterr()
+  assert words in printed.out and "Traceback" not in printed.out and len(printed.out.splitlines()) == 2
+  assert "compiling for" in printed.err or "sleep" not in program
+  written = json.loads(file.read_text())
+  assert words in written["verdict"] and written["fits"] is None
 
 
 @pytest.mark.parametrize(
@@ -229,7 +232,11 @@ def test_candidates_are_ranked_by_their_bound_and_fit(monkeypatch):
   monkeypatch.setattr(search.compilation, "peak_flops", lambda device: (1e12, "made up"))
   request = dataclasses.asdict(child.Request(NANO.partition("=")[2], "v5e:2x4"))
   found = search.candidates(request)
-  ranks = [(float(f"{one['bound']:.2g}"), not search._sends(one), one["rows"]) for one in found]
+  ranks = []
+  for candidate in found:
+    mesh = candidate["overrides"][0]
+    sends_activations = "sequence" in mesh or "stage" in mesh
+    ranks.append((float(f"{candidate['bound']:.2g}"), not sends_activations, candidate["rows"]))
   assert ranks == sorted(ranks, reverse=True)  # most rows among equal bounds
   assert all(one["memory"] <= chip.memory for one in found)
   meshes = {one["overrides"][0] for one in found}
@@ -266,7 +273,7 @@ def test_search_plans_the_best_and_ranks_what_fits(monkeypatch, capsys):
   ]
   plans = {names[0]: (True, 2.0), names[1]: (True, 1.0), names[2]: (False, 0.5)}
 
-  def made(request, timeout):
+  def answer(request, timeout_seconds, report_progress):
     if request.search:
       return {"candidates": listed}
     (mesh,) = [one for one in request.overrides if one.startswith("mesh")]
@@ -277,13 +284,14 @@ def test_search_plans_the_best_and_ranks_what_fits(monkeypatch, capsys):
     found = {"fits": fits, "verdict": "told", "model_flops": 1e12, "devices": 8, "mfu": 0.5}
     return found | {"seconds": {"step": seconds}, "total_gigabytes": 1.0, "ring_gigabytes": 2.0}
 
-  monkeypatch.setattr(search, "planned", made)
+  monkeypatch.setattr(search.child, "plan", answer)
   flags = ("--topology=cpu:8", "--search=3", "--config.total_steps=5", "--config.batch_size=64")
   assert plan.main([NANO, *flags]) == 0
-  lines = capsys.readouterr().out.splitlines()
-  assert lines[0] == "searched in place of what is given: batch_size=64"
-  assert [names[i] in lines[5 + n] for n, i in enumerate((1, 0, 2))] == [True] * 3 and "told" in lines[-1]
-  assert "'--config.mesh={\"fsdp\":8}'" in lines[5]
+  printed = capsys.readouterr()
+  assert printed.err.splitlines()[0] == "searched in place of what is given: batch_size=64"
+  _, *rows = printed.out.splitlines()
+  assert [names[number] in row for number, row in zip((1, 0, 2), rows)] == [True] * 3 and "told" in rows[-1]
+  assert "'--config.mesh={\"fsdp\":8}'" in rows[0]
 
 
 def test_search_tries_fewer_rows_of_what_does_not_fit_but_not_of_what_is_refused(monkeypatch):
@@ -293,7 +301,7 @@ def test_search_tries_fewer_rows_of_what_does_not_fit_but_not_of_what_is_refused
   ]
   asked = []
 
-  def made(request, timeout):
+  def answer(request, timeout_seconds, report_progress):
     if request.search:
       return {"candidates": listed}
     asked.append(request.overrides[:2])
@@ -304,7 +312,7 @@ def test_search_tries_fewer_rows_of_what_does_not_fit_but_not_of_what_is_refused
       "total_gigabytes": 1.0,
     }
 
-  monkeypatch.setattr(search, "planned", made)
+  monkeypatch.setattr(search.child, "plan", answer)
   search.search(child.Request("recipe", "cpu:8"), 6, 1.0, lambda line: None)
   assert asked == [(f"mesh={mesh}", f"batch_size={rows}") for mesh, rows in (("a", 4), ("a", 2), ("b", 4), ("c", 4))]
 
@@ -317,7 +325,7 @@ def test_the_kept_activations_of_a_row_have_attention_logits_and_fall_with_remat
     made[length] = search._residual_bytes(config, task, jax.devices()[:1], 2)
   heads, layers, rows = 4, 2, 2
   assert made[128] - made[64] > rows * layers * heads * (128**2 - 64**2) * 4  # float32 weights of the encoder alone
-  kept = search._kept(config, task, jax.devices()[:1])
+  kept = search._activation_bytes(config, task, jax.devices()[:1])
   assert 0 < kept["full"] < kept["minimal"] < kept["none"]
 
 
