@@ -37,35 +37,6 @@ def test_what_the_docs_point_to_is_there():
   assert not missing, missing
 
 
-NOTING = """
-import sys
-from t5x_like import train
-called = set()
-def note(frame, event, _):
-  if event == "call" and frame.f_code.co_name != "<module>":
-    called.add(frame.f_code.co_filename)
-sys.setprofile(note)
-code = train.main(sys.argv[1:])
-sys.setprofile(None)
-print(*called, sep="\\n")
-sys.exit(code)
-"""
-
-
-def test_a_step_passes_the_files_of_the_reading_hour(compiled, tmp_path):
-  """A run executes code of each file on the README's list, whose length is told to the nearest hundred lines."""
-  reading = (REPO / "README.md").read_text().split("## Read it in an hour")[1].split("\n## ")[0]
-  paths = re.findall(r"`((?:configs|t5x_like)/[\w/]+\.py)`", reading)
-  lines = sum(len((REPO / path).read_text().splitlines()) for path in paths)
-  assert f"some {round(lines, -2):,} lines" in reading, lines
-  flags = ["--config=tests/recipes/nano.py", f"--workdir={tmp_path}", "--config.total_steps=1"]
-  command = [sys.executable, "-c", NOTING, *flags, "--config.evals.loss.max_examples=8"]
-  done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=600)
-  assert done.returncode == 0, done.stderr[-2000:]
-  called = set(done.stdout.splitlines())
-  assert not [path for path in paths if path.startswith("t5x_like/") and str(REPO / path) not in called]
-
-
 def test_there_is_a_page_for_each_thing_that_can_be_added():
   wanted = {"model", "task", "objective", "evaluator", "position-or-a-core", "source"}
   assert wanted <= {name.removeprefix("add-a-").removeprefix("add-an-") for name in EXTENSIONS}

@@ -207,7 +207,8 @@ def flags(folder, workdir, **changes):
   return ["--config=tests/recipes/nano_realm.py", f"--workdir={workdir}", *words]
 
 
-@pytest.mark.parametrize("refresh", more.beyond(1, ["beside", "between"]))
+@pytest.mark.more
+@pytest.mark.parametrize("refresh", ["beside", "between"])
 def test_a_run_stopped_between_two_indices_goes_on_with_the_same_bits(refresh, tmp_path, compiled, capsys):
   with alone():
     changes = {"objective.refresh": refresh}

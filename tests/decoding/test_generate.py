@@ -185,7 +185,9 @@ def test_a_sampled_row_does_not_depend_on_the_others():
 # Layouts and refusals
 
 
-@pytest.mark.parametrize("make, mesh", [(encoder_decoder, {"data": 4, "tensor": 2}), (decoder, {"data": 8})])
+@pytest.mark.parametrize(
+  "make, mesh", more.beyond(1, [(encoder_decoder, {"data": 4, "tensor": 2}), (decoder, {"data": 8})])
+)
 def test_sharded_is_single(make, mesh):
   """Data and tensor parallelism: the same tokens. Rows stay where they are: data parallelism moves no array."""
   rules = Rules.make(make_mesh(mesh))

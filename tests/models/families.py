@@ -93,6 +93,35 @@ def representatives() -> list[Case]:
   return cases
 
 
+def covering(cases: list[Case]) -> list[Case]:
+  """Choose cases, each with the most traits that those before it lack, until every trait is in one of them."""
+  uncovered = set().union(*(_traits(case) for case in cases))
+  chosen = []
+  while uncovered:
+    case = max(cases, key=lambda case: len(_traits(case) & uncovered))
+    chosen.append(case)
+    uncovered -= _traits(case)
+  return sorted(chosen, key=cases.index)
+
+
+# The fields of a design that the sight, padding, packing and decoding of a model depend on.
+_TRAIT_FIELDS = ("norm_position", "parallel", "position", "qk_norm", "attention_scale", "windows", "latent", "experts")
+
+
+def _traits(case: Case) -> set[tuple[str, str]]:
+  traits = {("sides", str(case.sides)), ("core", case.core), ("embed", str(bool(case.variant.embed)))}
+  for field in _TRAIT_FIELDS:
+    value = getattr(case.variant.design, field)
+    if field in ("latent", "experts", "attention_scale"):
+      value = value is not None and type(value).__name__
+    if field == "windows":
+      value = len(value)
+    if field == "position":
+      value = [position if isinstance(position, str) else position["name"] for position in _turns(value)]
+    traits.add((field, str(value)))
+  return traits
+
+
 def shrunk(variant: Variant, **changes) -> Variant:
   """The variant at width 16, two layers or one turn of its layers, with `changes` to its design."""
   design, dims = dataclasses.replace(variant.design, **changes), variant.dims

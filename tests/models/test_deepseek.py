@@ -90,7 +90,7 @@ def loads():
   return np.stack(counted)
 
 
-@pytest.mark.parametrize("way", [more.later("whole"), "accumulated", "sharded"])
+@pytest.mark.parametrize("way", more.beyond(1, ["accumulated", "whole", "sharded"]))
 def test_a_step_moves_biases_against_the_load(way):
   """Each by its step, by the load of the global batch, however it is cut; nothing else notices."""
   rules = Rules.make(make_mesh({"data": 2, "expert": 2, "fsdp": 2})) if way == "sharded" else None

@@ -70,6 +70,9 @@ LATER = (
   "vit:decomposed_2d",
   "vit:none",
   "vit:learned_2d",
+  "vit:relative_1d",
+  "vit:sinusoidal_1d",
+  "vit:{'name': 'learned_1d'",
 )  # other cases have their parts
 MARKED = [more.later(case) if case.name.startswith(LATER) else case for case in CASES]
 EVERY = pytest.mark.parametrize("chosen", MARKED, ids=lambda case: case.name)
@@ -90,7 +93,7 @@ def test_every_way_of_computing_is_the_same_function_and_every_parameter_is_trai
 SPLIT = [case(), case(position="relative_2d", class_tokens=2), case(position="sinusoidal_2d", head=AUTOENCODER)]
 
 
-@pytest.mark.parametrize("chosen", SPLIT, ids=lambda case: case.name)
+@pytest.mark.parametrize("chosen", more.beyond(2, SPLIT), ids=lambda case: case.name)
 def test_a_sequence_that_does_not_divide_among_devices_is_split_all_the_same(chosen):
   rules = Rules.make(make_mesh({"data": 2, "sequence": 4}))
   same(families.value_and_gradients(chosen, rules), families.plain(chosen))

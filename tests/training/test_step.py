@@ -155,7 +155,7 @@ def test_accumulation_on_a_mesh_cuts_rows_where_they_are():
   assert tiny.relative_error(after.params, expected.params) < 1e-6
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("accumulation_steps", more.beyond(1, [2, 1]))
 def test_only_what_is_trained_has_a_gradient(accumulation_steps):
   """Trained parameters move as they do among all; the others keep their bits, and the optimizer has none of them."""
   names = [name for name in first_arrays() if name.endswith("query/kernel")]
