@@ -30,8 +30,10 @@ from t5x_like.training import compilation
 from t5x_like.training.build import build
 
 _GIGA = 1e9
-_OFTEN = 4
-_GATHERS = "; parameters are gathered for every token: mesh.tensor in place of mesh.fsdp leaves them where they are"
+_MANY_GATHERS = 4  # times the least bytes, from which a decoding step is advised against
+_GATHERS_HINT = (
+  "; parameters are gathered for every token: mesh.tensor in place of mesh.fsdp leaves them where they are"
+)
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
@@ -43,13 +45,14 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   if request["step"] != "train":
     config.accumulation_steps = 1
   parts = build(config, devices)
-  rules, mesh = parts.rules, dict(parts.rules.mesh.shape)
+  rules = parts.rules
+  mesh = dict(rules.mesh.shape)
   step = steps.make(request["step"], config, parts, task)
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
   train = request["step"] == "train"
   least = minimum.ring_bytes(named, rules, itemsize, train, config.accumulation_steps, parts.trained)
-  told = {
+  answer = {
     "topology": topology.name,
     "step": request["step"],
     "config": request["config"],
@@ -80,27 +83,30 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   start = time.perf_counter()
   with cores_used() as used:
     lowered = step.lower()
-  told["cores"] = in_words(used)
-  told["lower_seconds"] = time.perf_counter() - start
-  told["dropped"] = sorted(rules.dropped)
-  start, busy = time.perf_counter(), time.process_time()
+  answer["cores"] = in_words(used)
+  answer["lower_seconds"] = time.perf_counter() - start
+  answer["dropped"] = sorted(rules.dropped)
+  start = time.perf_counter()
+  cpu_start = time.process_time()
   try:
-    compiled, text, told["options"] = _compile(request["step"], lowered, devices[0])
+    compiled, text, options = _compile(request["step"], lowered, devices[0])
   except Exception as error:
-    found = _out_of_memory(error)
-    if found is None:
+    shortage = _memory_shortage(error)
+    if shortage is None:
       raise
     seconds = time.perf_counter() - start
-    return told | {"fits": False, "compile_seconds": seconds, "verdict": f"does not fit: {found}"}
-  told |= {"compile_seconds": time.perf_counter() - start, "compile_cpu_seconds": time.process_time() - busy}
-  told |= _memory(told["memory"], compiled.memory_analysis())
+    return answer | {"fits": False, "compile_seconds": seconds, "verdict": f"does not fit: {shortage}"}
+  answer["options"] = options
+  answer["compile_seconds"] = time.perf_counter() - start
+  answer["compile_cpu_seconds"] = time.process_time() - cpu_start
+  answer |= _memory(answer["memory"], compiled.memory_analysis())
   if request["hlo"]:
     outputs.write(request["hlo"], text, "--hlo")
   program = Program(text)
   rows = collectives(program, mesh)
-  told |= _costs(told, topology, program, rows, parts.rules.mesh.devices)
-  told["verdict"] = _verdict(told)
-  return told
+  answer |= _costs(answer, topology, program, rows, rules.mesh.devices)
+  answer["verdict"] = _verdict(answer)
+  return answer
 
 
 def _compile(step: str, lowered: jax.stages.Lowered, device) -> tuple[jax.stages.Compiled, str, dict[str, str]]:
@@ -110,30 +116,34 @@ def _compile(step: str, lowered: jax.stages.Lowered, device) -> tuple[jax.stages
     return compiled, compiled.as_text(), {}
   # libtpu writes the text itself: jaxlib, which would read the program back, may be older and refuse instructions.
   with tempfile.TemporaryDirectory() as folder:
-    dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+    dump_options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
     if step == "train":
-      compiled, options = compilation.compiled_step(lowered, device, **dump)
+      compiled, options = compilation.compiled_step(lowered, device, **dump_options)
     else:
-      compiled, options = lowered.compile(dump), {}
-    written = list(pathlib.Path(folder).glob("*.after_codegen.txt"))
-    text = max(written, key=lambda file: file.stat().st_size).read_text() if written else compiled.as_text()
-    return compiled, text, options
+      compiled = lowered.compile(dump_options)
+      options = {}
+    dumps = list(pathlib.Path(folder).glob("*.after_codegen.txt"))
+    if not dumps:
+      return compiled, compiled.as_text(), options
+    largest_dump = max(dumps, key=lambda file: file.stat().st_size)
+    return compiled, largest_dump.read_text(), options
 
 
 def _rows(rules, batch_size: int) -> dict[str, int]:
   """Describe how the rows of a global batch are spread over hosts."""
-  held = rows_by_process(rules.batch(), batch_size)
-  counts = [len(rows) for rows in held.values()]
+  rows_by_host = list(rows_by_process(rules.batch(), batch_size).values())
+  lengths = [len(rows) for rows in rows_by_host]
+  contiguous = [rows[-1] - rows[0] == len(rows) - 1 for rows in rows_by_host]
   return {
-    "hosts": len(held),
-    "fewest": min(counts),
-    "most": max(counts),
-    "read": len(np.unique(np.concatenate(list(held.values())))),
-    "ranges": sum(bool(rows[-1] - rows[0] == len(rows) - 1) for rows in held.values()),
+    "hosts": len(rows_by_host),
+    "fewest": min(lengths),
+    "most": max(lengths),
+    "read": len(np.unique(np.concatenate(rows_by_host))),
+    "ranges": int(sum(contiguous)),
   }
 
 
-def _out_of_memory(error: Exception) -> str | None:
+def _memory_shortage(error: Exception) -> str | None:
   """Return the compiler's message about a program that needs more memory than there is; None for other errors."""
   text = one_line(error)
   if "RESOURCE_EXHAUSTED" not in text and "Ran out of memory" not in text:
@@ -142,16 +152,22 @@ def _out_of_memory(error: Exception) -> str | None:
   return f"the compiler needs {used[1]} of {used[2]} of HBM" if used else text[:200]
 
 
-def _memory(kinds: dict[str, float | None], found) -> dict[str, Any]:
-  """Return the bytes by kind, and whether their total fits."""
+def _memory(kinds: dict[str, float | None], analysis) -> dict[str, Any]:
+  """Return the bytes by kind, and whether their total fits.
+
+  Args:
+    kinds: bytes that are known without the compiler.
+    analysis: the compiler's `memory_analysis()`.
+  """
   kinds |= {
-    "arguments": found.argument_size_in_bytes,
-    "outputs": found.output_size_in_bytes - found.alias_size_in_bytes,
-    "temporaries": found.temp_size_in_bytes,
-    "code": found.generated_code_size_in_bytes,
-    "host": found.host_temp_size_in_bytes + found.host_argument_size_in_bytes,
+    "arguments": analysis.argument_size_in_bytes,
+    "outputs": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+    "temporaries": analysis.temp_size_in_bytes,
+    "code": analysis.generated_code_size_in_bytes,
+    "host": analysis.host_temp_size_in_bytes + analysis.host_argument_size_in_bytes,
   }
-  total = kinds["total"] = sum(kinds[kind] for kind in ("arguments", "outputs", "temporaries", "code"))
+  total = sum(kinds[kind] for kind in ("arguments", "outputs", "temporaries", "code"))
+  kinds["total"] = total
   return {
     "memory": kinds,
     "fits": kinds["hbm"] is None or total <= kinds["hbm"],
@@ -161,14 +177,16 @@ def _memory(kinds: dict[str, float | None], found) -> dict[str, Any]:
   }
 
 
-def _costs(told, topology: hardware.Topology, program: Program, rows: list[Collective], mesh_devices) -> dict[str, Any]:
+def _costs(
+  answer: dict[str, Any], topology: hardware.Topology, program: Program, rows: list[Collective], mesh_devices
+) -> dict[str, Any]:
   """Return FLOPs, bytes sent, and an estimate of their time."""
-  executed = products.flops(program)
-  attention, unknown = products.kernels(program)
+  product_flops = products.flops(program)
+  kernel_flops, unknown_kernels = products.kernels(program)
   costs = {
-    "hlo_flops": executed + attention,
-    "kernel_flops": attention,
-    "kernels_not_counted": unknown,
+    "hlo_flops": product_flops + kernel_flops,
+    "kernel_flops": kernel_flops,
+    "kernels_not_counted": unknown_kernels,
     "collectives": [row.row() for row in rows],
     "ring_gigabytes": sum(row.ring_bytes for row in rows) / _GIGA,
     "loops_not_counted": program.unknown,
@@ -177,53 +195,61 @@ def _costs(told, topology: hardware.Topology, program: Program, rows: list[Colle
   }
   if topology.chip is None:
     return costs
-  chip, flat = topology.chip, mesh_devices.reshape(-1)
-  peak, _ = compilation.peak_flops(flat[0])
-  saved = executed - products.flops(program, chip.fast)  # by 8-bit products, at twice the rate
-  waiting = {True: 0.0, False: 0.0}
+  chip = topology.chip
+  devices = mesh_devices.reshape(-1)
+  peak, _ = compilation.peak_flops(devices[0])
+  saved_flops = product_flops - products.flops(program, chip.fast)  # by 8-bit products, at twice the rate
+  collective_seconds = {"asynchronous": 0.0, "synchronous": 0.0}
   for row in rows:
-    group = [flat[i] for i in row.group]
-    waiting[row.asynchronous] += hardware.seconds(row.ring_bytes, group, topology, row.ring)
+    group = [devices[i] for i in row.group]
+    kind = "asynchronous" if row.asynchronous else "synchronous"
+    collective_seconds[kind] += hardware.seconds(row.ring_bytes, group, topology, row.ring)
+  device_flops = max(product_flops + kernel_flops, answer["model_flops"] / len(devices))
   seconds = {
-    "products": (max(executed + attention, told["model_flops"] / len(flat)) - saved) / peak,
+    "products": (device_flops - saved_flops) / peak,
     "roofline": roofline.seconds(program, peak, chip.bandwidth, chip.fast),
     "compiler": products.cycles(program) / chip.clock,
-    "kernels": attention / (peak * chip.kernels),
-    "asynchronous": waiting[True],
-    "synchronous": waiting[False],
+    "kernels": kernel_flops / (peak * chip.kernels),
+    **collective_seconds,
   }
   computing = max(seconds["products"], seconds["compiler"] + seconds["kernels"])
-  seconds["step"] = total = max(computing, waiting[True]) + waiting[False]
-  costs |= {
-    "seconds": seconds,
-    "dearest": counts.dearest(program, chip.clock),
-    "mfu": told["model_flops"] / (total * peak * len(flat)) if total else None,
-  }
-  if told["step"] == "decode":
-    costs["weights_seconds"] = told["tokens"] / told["batch_size"] * told["weight_bytes"] / chip.bandwidth
+  step_seconds = max(computing, seconds["asynchronous"]) + seconds["synchronous"]
+  seconds["step"] = step_seconds
+  costs["seconds"] = seconds
+  costs["dearest"] = counts.dearest(program, chip.clock)
+  costs["mfu"] = answer["model_flops"] / (step_seconds * peak * len(devices)) if step_seconds else None
+  if answer["step"] == "decode":
+    new_tokens = answer["tokens"] / answer["batch_size"]
+    costs["weights_seconds"] = new_tokens * answer["weight_bytes"] / chip.bandwidth
   return costs
 
 
-def _verdict(told: dict[str, Any]) -> str:
-  memory = told["memory"]
-  if memory["hbm"] is None:
-    return f"compiles; {told['total_gigabytes']:.2f} GB a device"
-  of = f"{told['total_gigabytes']:.2f} of {memory['hbm'] / _GIGA:.2f} GB a device"
-  if not told["fits"]:
-    return f"does not fit: {of}"
-  often = told["step"] == "decode" and told["ring_gigabytes"] > _OFTEN * told["minimum_ring_gigabytes"] > 0
-  return f"fits: {of}" + (_GATHERS if often else "")
+def _verdict(answer: dict[str, Any]) -> str:
+  hbm = answer["memory"]["hbm"]
+  total = f"{answer['total_gigabytes']:.2f}"
+  if hbm is None:
+    return f"compiles; {total} GB a device"
+  usage = f"{total} of {hbm / _GIGA:.2f} GB a device"
+  if not answer["fits"]:
+    return f"does not fit: {usage}"
+  least_gigabytes = answer["minimum_ring_gigabytes"]
+  if answer["step"] == "decode" and answer["ring_gigabytes"] > _MANY_GATHERS * least_gigabytes > 0:
+    return f"fits: {usage}{_GATHERS_HINT}"
+  return f"fits: {usage}"
 
 
-def main(request: str, answer: str) -> None:
+def main(request_file: str, answer_file: str) -> None:
   jax.config.update("jax_threefry_partitionable", True)
   try:
-    asked = json.loads(pathlib.Path(request).read_text())
-    trust.begin((), asked["trust"])
-    found = {"candidates": search.candidates(asked)} if asked["search"] else plan(asked)
+    request = json.loads(pathlib.Path(request_file).read_text())
+    trust.begin((), request["trust"])
+    if request["search"]:
+      answer = {"candidates": search.candidates(request)}
+    else:
+      answer = plan(request)
   except UserError as error:
-    found = {"error": one_line(error)}
-  pathlib.Path(answer).write_text(json.dumps(found))
+    answer = {"error": one_line(error)}
+  pathlib.Path(answer_file).write_text(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ class Chip:
 # Heads of width 128 fill half of the 256 x 256 matrix units of v6e and TPU7x. The share for the 128 x 128 units of the
 # other chips is an assumption, one and a half times as much: the exponentials take the same time. By the compiler's
 # schedule, the kernel `fused` reaches 57 to 75 % on v5e (docs/explanation/cycles.md).
-WIDE_UNITS, KERNELS = 0.32, 0.48
+WIDE_UNITS = 0.32
+KERNELS = 0.48
 
 # cloud.google.com/tpu/docs/system-architecture-tpu-vm; link rates from Austin et al. 2025, "How to Scale Your Model".
 CHIPS = {
@@ -56,7 +57,8 @@ CHIPS = {
   "v6e": Chip(32 * 2**30, 1.638e12, 90e9, 1.75e9, WIDE_UNITS, "s8"),
   "tpu7x": Chip(96 * 2**30, 3.69e12, 100e9, 2.2e9, WIDE_UNITS, "f8", devices=2),
 }
-_FLAT, _POD_SIDE = ("v5e", "v6e"), 16  # two dimensions; only one as long as the pod closes to a ring
+_FLAT = ("v5e", "v6e")  # of two dimensions
+_POD_SIDE = 16  # chips; only a dimension as long as the pod closes to a ring
 _CUBE_SIDE = 4  # of the other chips: optical switches close every dimension of a slice of whole cubes
 NETWORK = 6.25e9  # bytes per second and chip between slices, over the data-centre network
 
@@ -114,13 +116,13 @@ def library() -> str:
   Raises:
     UserError: libtpu.so is not there.
   """
-  given = os.environ.get(LIBRARY)
-  if given:
-    if not pathlib.Path(given).is_file():
-      raise UserError(f"{LIBRARY}={given}: no such file; give the path of libtpu.so, or unset it")
-    return given
-  found = importlib.util.find_spec("libtpu")
-  path = pathlib.Path(found.origin).with_name("libtpu.so") if found and found.origin else None
+  configured_path = os.environ.get(LIBRARY)
+  if configured_path:
+    if not pathlib.Path(configured_path).is_file():
+      raise UserError(f"{LIBRARY}={configured_path}: no such file; give the path of libtpu.so, or unset it")
+    return configured_path
+  package = importlib.util.find_spec("libtpu")
+  path = pathlib.Path(package.origin).with_name("libtpu.so") if package and package.origin else None
   if path is None or not path.is_file():
     raise UserError(
       "plans for TPUs are made by libtpu, which is not installed: pip install 't5x-like[plan]', or set"
@@ -135,11 +137,12 @@ def environment(topology: Topology) -> dict[str, str]:
   Raises:
     UserError: as `library`.
   """
-  own = {"JAX_PLATFORMS": "cpu"}
   if topology.chip is None:
     flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
-    return own | {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={topology.shape}".strip()}
-  return own | {
+    flags = f"{flags} --xla_force_host_platform_device_count={topology.shape}"
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()}
+  return {
+    "JAX_PLATFORMS": "cpu",
     LIBRARY: library(),
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -157,14 +160,15 @@ def devices(topology: Topology) -> list:
 
   if topology.chip is None:
     return jax.devices("cpu")
-  options = dict(topology.chip.options) | ({"num_slices": topology.slices} if topology.slices > 1 else {})
+  name = f"{topology.kind}:{topology.shape}"
+  options = dict(topology.chip.options)
+  if topology.slices > 1:
+    options["num_slices"] = topology.slices
   try:
-    found = topologies.get_topology_desc(platform="tpu", topology_name=f"{topology.kind}:{topology.shape}", **options)
+    description = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
   except Exception as error:
-    raise UserError(
-      f"--topology={topology.kind}:{topology.shape}: libtpu refuses it: {one_line(error)[:300]}"
-    ) from None
-  return list(found.devices)
+    raise UserError(f"--topology={name}: libtpu refuses it: {one_line(error)[:300]}") from None
+  return list(description.devices)
 
 
 def seconds(ring_bytes: float, group: list, topology: Topology, ring: bool = False) -> float:
@@ -174,12 +178,15 @@ def seconds(ring_bytes: float, group: list, topology: Topology, ring: bool = Fal
   uses the data-centre network, over which a hierarchical collective sends a slice's share.
   """
   slices = len({getattr(device, "slice_index", 0) or 0 for device in group})
-  usable = links(group, topology)
-  inside = ring_bytes / (topology.chip.link * (min(2.0, usable) if ring else usable))
+  used_links = links(group, topology)
+  if ring:
+    used_links = min(2.0, used_links)
+  slice_seconds = ring_bytes / (topology.chip.link * used_links)
   if slices == 1:
-    return inside
-  within = max(1, len(group) // slices)
-  return ring_bytes / within / NETWORK + (inside if within > 1 else 0.0)
+    return slice_seconds
+  slice_devices = max(1, len(group) // slices)
+  network_seconds = ring_bytes / slice_devices / NETWORK
+  return network_seconds + slice_seconds if slice_devices > 1 else network_seconds
 
 
 def links(group: list, topology: Topology) -> float:
@@ -189,13 +196,14 @@ def links(group: list, topology: Topology) -> float:
   connected, otherwise one: in a line, the devices at the ends receive everything over a single link. Groups that
   interleave along a dimension share its links, and so do groups that have one device of a chip each.
   """
-  found = 0.0
-  places = [tuple(getattr(device, "coords", ())) for device in group]
-  for values, (length, closed) in zip(zip(*places), topology.dimensions):
+  total = 0.0
+  coordinates = [tuple(getattr(device, "coords", ())) for device in group]
+  for values, (length, closed) in zip(zip(*coordinates), topology.dimensions):
     distinct = len(set(values))
     if distinct > 1:
       stride = max(1, (max(values) - min(values)) // (distinct - 1))
-      found += (2 if closed and distinct * stride == length else 1) / stride
-  chips = {(getattr(device, "slice_index", 0), place) for device, place in zip(group, places)}
-  groups = topology.chip.devices * len(chips) / len(group)  # on each chip
-  return (found or 1.0) / max(1.0, groups)
+      directions = 2 if closed and distinct * stride == length else 1
+      total += directions / stride
+  chips = {(getattr(device, "slice_index", 0), chip) for device, chip in zip(group, coordinates)}
+  groups_per_chip = topology.chip.devices * len(chips) / len(group)
+  return (total or 1.0) / max(1.0, groups_per_chip)

@@ -56,15 +56,16 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
     with config.ignore_type():
       config.model.vocab_size = table_size(features.vocabulary(store))
   config = resolved(classes.uncounted(config), platform)
-  made = phases.built(config, lambda arguments: _task(arguments, config.train_split))
-  by_name = {one.name: one for one in made[:-1]}
-  if phase is not None and phase not in by_name:
+  *earlier_phases, last_phase = phases.built(config, lambda arguments: _task(arguments, config.train_split))
+  if phase is None:
+    return last_phase.config, last_phase.task
+  by_name = {earlier.name: earlier for earlier in earlier_phases}
+  if phase not in by_name:
     raise UserError(
       f"--phase={phase}: the recipe has no such phase{did_you_mean(phase, by_name)}; "
       f"it has the phases {', '.join(by_name) or '(none)'}; leave the flag out for the last"
     )
-  chosen = made[-1] if phase is None else by_name[phase]
-  return chosen.config, chosen.task
+  return by_name[phase].config, by_name[phase].task
 
 
 def _task(arguments: dict[str, Any], split: str):
@@ -82,18 +83,20 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
   if kind == "train":
     batch = abstract_batch(config, parts.rules, task)
     cost = compilation.step_flops(parts.model, parts.objective, batch, parts.trained)
-    return Step(
-      batch, lambda: compilation.lower_step(config, parts, batch), cost, compilation.positions(batch)["positions"]
-    )
+    tokens = compilation.positions(batch)["positions"]
+    return Step(batch, lambda: compilation.lower_step(config, parts, batch), cost, tokens)
   dense = compilation.dense(parts.model)
   if kind == "eval":
-    batch = _evaluated(config, parts, task)
-    function, tokens = _evaluation(config, parts, task), compilation.positions(batch)["positions"]
+    batch = _evaluation_batch(config, parts, task)
+    function = _evaluation(config, parts, task)
+    tokens = compilation.positions(batch)["positions"]
     cost = compilation.forward_flops(function, dense, batch)
   else:
-    batch, function, read, new_tokens = _decoding(config, parts, task)
-    tokens, reading = config.batch_size * new_tokens, _needed_flops(read, dense, batch)
-    cost = reading + new_tokens * (_needed_flops(function, dense, batch) - reading)  # of one loop's iteration
+    batch, function, read_prompt, new_tokens = _decoding(config, parts, task)
+    tokens = config.batch_size * new_tokens
+    prompt_flops = _needed_flops(read_prompt, dense, batch)
+    token_flops = _needed_flops(function, dense, batch) - prompt_flops  # of one iteration of the loop
+    cost = prompt_flops + new_tokens * token_flops
 
   def run(arrays, batch):
     with parts.rules.activate():
@@ -105,10 +108,12 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
 def _needed_flops(function: Callable, *args) -> float:
   """Count as `compilation.forward_flops`, without results that nothing reads, such as the logits of a prompt."""
   jaxpr = jax.make_jaxpr(function)(*args).jaxpr
-  return compilation.jaxpr_flops(partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
+  used_outputs = [True] * len(jaxpr.outvars)
+  needed, _ = partial_eval.dce_jaxpr(jaxpr, used_outputs)
+  return compilation.jaxpr_flops(needed)
 
 
-def _evaluated(config: ConfigDict, parts: Parts, task) -> dict[str, jax.ShapeDtypeStruct]:
+def _evaluation_batch(config: ConfigDict, parts: Parts, task) -> dict[str, jax.ShapeDtypeStruct]:
   index = jax.ShapeDtypeStruct((config.batch_size,), jnp.int32, sharding=parts.rules.batch())
   return abstract_batch(config, parts.rules, task) | {"example_index": index}
 
@@ -117,13 +122,15 @@ def _evaluation(config: ConfigDict, parts: Parts, task) -> Callable:
   """Return the function that the evaluator `loss` runs on each batch."""
   from t5x_like.evals import Setting, loss
 
-  setting = Setting(parts.model, parts.objective, task, lambda most: iter(()), config.batch_size, parts.rules)
+  setting = Setting(parts.model, parts.objective, task, lambda limit: iter(()), config.batch_size, parts.rules)
   return loss.Evaluator(setting).sums
 
 
 def _decoding(config: ConfigDict, parts: Parts, task):
-  """Return (batch, function, function that only reads the prompt, new tokens) of greedy `predict`, with its default
-  length within the trained one."""
+  """Return (batch, function, function that only reads the prompt, new tokens) of greedy `predict`.
+
+  The number of new tokens is the default of `predict`, within the trained length.
+  """
   from t5x_like.decoding.generate import begin
   from t5x_like.inference import generation, strategies
 
@@ -131,14 +138,18 @@ def _decoding(config: ConfigDict, parts: Parts, task):
   if "decoder_target_tokens" not in shapes or not hasattr(parts.model, "decode"):
     raise UserError(f"--step=decode: {config.model.name} is an encoder, which generates nothing; plan --step=eval")
   if len(shapes["decoder_target_tokens"]) > 1:
-    found = f"task {config.task.name} has several rows of tokens for each example, expected one"
-    raise UserError(f"--step=decode: {found}; plan the recipe that the model starts from")
-  kind = generation.TextToText if "encoder_input_tokens" in shapes else generation.Continuation
+    raise UserError(
+      f"--step=decode: task {config.task.name} has several rows of tokens for each example, expected one;"
+      " plan the recipe that the model starts from"
+    )
   strategy = strategies.Greedy()
-  predictor = kind(parts.model, task.vocabulary, shapes, strategy, None)
-  (length,) = shapes.get("encoder_input_tokens", shapes["decoder_target_tokens"])
-  if kind is generation.Continuation:
-    length -= predictor.new_tokens  # prompt and continuation make up the trained length
+  if "encoder_input_tokens" in shapes:
+    predictor = generation.TextToText(parts.model, task.vocabulary, shapes, strategy, None)
+    (length,) = shapes["encoder_input_tokens"]
+  else:
+    predictor = generation.Continuation(parts.model, task.vocabulary, shapes, strategy, None)
+    (trained_length,) = shapes["decoder_target_tokens"]  # of prompt and continuation together
+    length = trained_length - predictor.new_tokens
 
   options = dict(max_length=predictor.new_tokens, eos=(task.vocabulary.eos_id,))
 
@@ -154,7 +165,12 @@ def _decoding(config: ConfigDict, parts: Parts, task):
 
 
 def shard_bytes(tree) -> float:
-  """Return one device's bytes of a tree of abstract arrays with shardings, without the padding of tiles and without
-  arrays in the hosts' memory."""
-  kept = [x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != HOST]
-  return float(sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in kept))
+  """Return one device's bytes of a tree of abstract arrays with shardings.
+
+  The padding of tiles and arrays in the hosts' memory do not count.
+  """
+  total = 0
+  for x in jax.tree.leaves(tree):
+    if x.sharding.memory_kind != HOST:
+      total += math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+  return float(total)

@@ -10,18 +10,18 @@ def text(plan: dict[str, Any]) -> str:
   """Return a printable report of a plan."""
   if "memory" not in plan or "total" not in plan["memory"]:
     return f"{_title(plan)}\n{plan['verdict']}"
-  memory, rows = plan["memory"], plan["rows"]
+  memory = plan["memory"]
+  rows = plan["rows"]
   mesh = " ".join(f"{axis}={size}" for axis, size in plan["mesh"].items()) or "one device"
-  cores = ", ".join(f"{place}: {name}".replace("_", " ") for place, name in plan["cores"].items())
+  cores = ", ".join(f"{layer}: {name}".replace("_", " ") for layer, name in plan["cores"].items())
+  accumulation = f" in {plan['accumulation_steps']} parts" if plan["accumulation_steps"] > 1 else ""
+  most_rows = f" to {rows['most']}" if rows["most"] != rows["fewest"] else ""
   lines = [
     _title(plan),
     f"{plan['model']}: {plan['parameters']:,} parameters; {plan['devices']} x {plan['device_kind']}; {mesh}",
-    f"batch {plan['batch_size']}"
-    + (f" in {plan['accumulation_steps']} parts" if plan["accumulation_steps"] > 1 else "")
-    + f"; remat {plan['remat']}; {cores}",
-    f"rows per host: {rows['fewest']}"
-    + (f" to {rows['most']}" if rows["most"] != rows["fewest"] else "")
-    + f" of {plan['batch_size']} on {rows['hosts']} hosts; {rows['ranges']} of the hosts read one range",
+    f"batch {plan['batch_size']}{accumulation}; remat {plan['remat']}; {cores}",
+    f"rows per host: {rows['fewest']}{most_rows} of {plan['batch_size']} on {rows['hosts']} hosts;"
+    f" {rows['ranges']} of the hosts read one range",
     "",
     "memory, GB a device",
   ]
@@ -33,28 +33,32 @@ def text(plan: dict[str, Any]) -> str:
     return "\n".join([*lines, "", plan["verdict"]])
   lines += ["", f"{'collectives in a step':<36}{'over':<22}{'times':>7}{'GB':>9}{'ring GB':>9}  "]
   for row in plan["collectives"]:
-    marks = [mark for mark, held in (("async", row["asynchronous"]), ("one ring", row["ring"])) if held]
-    kind = row["kind"] + (f" ({', '.join(marks)})" if marks else "")
+    marks = []
+    if row["asynchronous"]:
+      marks.append("async")
+    if row["ring"]:
+      marks.append("one ring")
+    kind = f"{row['kind']} ({', '.join(marks)})" if marks else row["kind"]
     over = f"{row['axes'] or 'other'} ({row['devices']})"
     lines.append(
       f"  {kind:<34}{over:<22}{row['count']:>7}{row['bytes'] / _GIGA:>9.3f}{row['ring_bytes'] / _GIGA:>9.3f}"
     )
-  least = plan["minimum"]
+  minimum = plan["minimum"]
+  kernels = f" ({plan['kernel_flops'] / _GIGA:,.2f} in kernels)" if plan["kernel_flops"] else ""
   lines += [
     f"  ring bytes {plan['ring_gigabytes']:.1f} GB a device; parameters and gradients need at least"
-    f" {plan['minimum_ring_gigabytes']:.1f} ({least['gathers'] / _GIGA:.1f} gathers,"
-    f" {least['reductions'] / _GIGA:.1f} reductions)",
+    f" {plan['minimum_ring_gigabytes']:.1f} ({minimum['gathers'] / _GIGA:.1f} gathers,"
+    f" {minimum['reductions'] / _GIGA:.1f} reductions)",
     "",
     f"GFLOP a device: model {plan['model_flops'] / plan['devices'] / _GIGA:,.2f}, program"
-    f" {plan['hlo_flops'] / _GIGA:,.2f}"
-    + (f" ({plan['kernel_flops'] / _GIGA:,.2f} in kernels)" if plan["kernel_flops"] else "")
-    + f"; compiled in {plan['compile_seconds']:.0f} s",
+    f" {plan['hlo_flops'] / _GIGA:,.2f}{kernels}; compiled in {plan['compile_seconds']:.0f} s",
   ]
   if "seconds" in plan:
     lines += _times(plan)
   if plan.get("dearest"):
     lines += ["", "dearest operations: seconds, executions, traced name, type"]
-    lines += [f"  {one['seconds']:>8.4f} {one['times']:>6,}  {one['name']}  {one['type']}" for one in plan["dearest"]]
+    for operation in plan["dearest"]:
+      lines.append(f"  {operation['seconds']:>8.4f} {operation['times']:>6,}  {operation['name']}  {operation['type']}")
   if plan["options"]:
     lines.append(f"  compiled with {', '.join(f'{name}={value}' for name, value in plan['options'].items())}")
   if plan["dropped"]:
@@ -74,20 +78,20 @@ def ranking(plans: list[dict[str, Any]]) -> str:
       continue
     seconds = plan.get("seconds", {}).get("step")
     sent = f"{plan['ring_gigabytes']:.1f}" if "ring_gigabytes" in plan else "-"
-    took, share = (f"{seconds:.3f}", f"{100 * plan['mfu']:.0f} %") if seconds else ("-", "-")
+    duration = f"{seconds:.3f}" if seconds else "-"
+    mfu = f"{100 * plan['mfu']:.0f} %" if seconds else "-"
     speed = f"{plan['model_flops'] / seconds / plan['devices'] / 1e12:.1f}" if seconds else "-"
-    lines.append(f"{number:>4}{plan['total_gigabytes']:>8.2f}{sent:>9}{took:>9}{speed:>9}{share:>6}  {flags}")
+    lines.append(f"{number:>4}{plan['total_gigabytes']:>8.2f}{sent:>9}{duration:>9}{speed:>9}{mfu:>6}  {flags}")
   return "\n".join(lines)
 
 
 def _title(plan: dict[str, Any]) -> str:
-  return f"{plan['step']} step of {plan['config']} on {plan['topology']}" + "".join(
-    f" --config.{override}" for override in plan["overrides"]
-  )
+  flags = [f" --config.{override}" for override in plan["overrides"]]
+  return f"{plan['step']} step of {plan['config']} on {plan['topology']}{''.join(flags)}"
 
 
 def _times(plan: dict[str, Any]) -> list[str]:
-  words = {
+  descriptions = {
     "products": "matrix products and kernels at the peak rate",
     "roofline": "each operation at the matrix units' or the memory's full rate, without kernels",
     "compiler": "each operation by the compiler's cycles, without kernels",
@@ -96,8 +100,11 @@ def _times(plan: dict[str, Any]) -> list[str]:
     "synchronous": "collectives that it waits for",
     "step": "a step: the longest of products, cycles with kernels and collectives beside them; plus the last",
   }
-  step, tokens = plan["seconds"]["step"], plan["tokens"]
-  rates = [f"{tokens / step:,.0f} {plan['unit']}/s, {tokens / step / plan['devices']:,.0f} a device"] if step else []
+  step_seconds = plan["seconds"]["step"]
+  rates = []
+  if step_seconds:
+    rate = plan["tokens"] / step_seconds
+    rates.append(f"{rate:,.0f} {plan['unit']}/s, {rate / plan['devices']:,.0f} a device")
   if "weights_seconds" in plan:
     weights = f"{plan['weight_bytes'] / _GIGA:.2f} GB of weights a token and device"
     rates.append(f"reading {weights} takes {plan['weights_seconds']:.4f} s of it")
@@ -111,7 +118,7 @@ def _times(plan: dict[str, Any]) -> list[str]:
   return [
     "",
     "estimated seconds",
-    *(f"  {plan['seconds'][key]:>8.4f}  {said}" for key, said in words.items()),
+    *(f"  {plan['seconds'][key]:>8.4f}  {description}" for key, description in descriptions.items()),
     f"  {'; '.join(rates)}",
     f"  left out: {', '.join(left_out)}",
   ]

@@ -173,7 +173,7 @@ def test_links_close_to_rings_only_where_a_slice_has_them(name, along, links):
   ],
 )
 def test_what_the_compiler_says_of_memory(said, words):
-  found = compiling._out_of_memory(RuntimeError(said))
+  found = compiling._memory_shortage(RuntimeError(said))
   assert found is None if words is None else words in found
 
 
