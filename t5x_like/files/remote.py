@@ -20,6 +20,7 @@ from t5x_like.errors import DamageError, answered, exit_code, retried
 from t5x_like.files import answers, clients
 from t5x_like.files.answers import Kind
 from t5x_like.files.clients import Part
+from t5x_like.files.local import Versioned
 
 _ALIASES = {"gcs": "gs", "s3a": "s3"}
 _ATTEMPT_SECONDS = 30.0  # for an answer, besides the time for its bytes
@@ -123,6 +124,27 @@ class Remote:
 
     # The answer to a successful write may have been lost; the second attempt then finds the data of the first.
     return self._answer(call, "written") or self.read() == data
+
+  def read_version(self) -> Versioned | None:
+    """Return the file's content with its version, for `replace_version`; None if there is no file."""
+    return self._answer(lambda files, timeout: files.read_version(self._key, timeout), "read", _WHOLE)
+
+  def replace_version(self, data: bytes | None, version: Any) -> bool:
+    """Write the file, or delete it if `data` is None; False, without a change, if it is no longer of this version.
+
+    Google's store and S3 compare and write at once; elsewhere there is a moment between. `data` must differ from call
+    to call.
+    """
+
+    def call(files: clients.Client, timeout: float) -> bool:
+      return files.replace(self._key, data, version, timeout)
+
+    # As in `create`, the answer to a successful write may have been lost.
+    return self._answer(call, "written") or self.read() == data
+
+  def renew(self, data: bytes, version: Any) -> bool:
+    """Change the version of the file, by writing `data`; False if it is no longer of this version."""
+    return self.replace_version(data, version)
 
   def sizes(self, prefix: str = "") -> dict[str, int | None]:
     """Return the files below this directory whose names begin with a prefix, with their sizes (None if unknown)."""

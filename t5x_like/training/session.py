@@ -104,7 +104,7 @@ class Session(contextlib.AbstractContextManager):
       self.beat = stack.enter_context(watchdog).beat
       for change in self._changes:
         process.say(f"resuming with a changed config: {change}")
-      self.checkpoints = _checkpoints(f"{address}/checkpoints", config)
+      self.checkpoints = _checkpoints(f"{address}/checkpoints", config, self.check)
       self._stack = stack.pop_all()
 
   def _read_past(self) -> list:
@@ -229,7 +229,7 @@ class Session(contextlib.AbstractContextManager):
     self.check()
     self._writer.flush()
     if self._mirror and self._primary:
-      self._mirror.push()
+      self._mirror.push(self.check)
 
   def __exit__(self, kind, *_) -> None:
     """Wait for the last checkpoint, close the metrics and release the workdir."""
@@ -245,8 +245,9 @@ def _count(values: Any, key: str) -> int | None:
   return found if type(found) is int and found > 0 else None
 
 
-def _checkpoints(path: str, config: ConfigDict) -> Checkpoints:
+def _checkpoints(path: str, config: ConfigDict, check: Callable[[], None]) -> Checkpoints:
   options = {key: config.checkpoint[key] for key in ("every", "keep_last", "keep_every", "save_timeout_seconds")}
+  options["check"] = check
   if values := config.checkpoint.emergency:
     return slots.module("emergency", checkpoints).Emergency(path, values, **options)
   return Checkpoints(path, **options)

@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from t5x_like.checkpoints import orbax_steps
+from t5x_like.checkpoints import manager, orbax_steps
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.checkpoints.tensors import fingerprints
 from t5x_like.errors import DamageError, TransientError, UserError
@@ -126,6 +126,24 @@ def test_keeps_the_last_and_the_multiples(tmp_path):
   assert Checkpoints(tmp_path).restore({}, 8) == (8, {}, {"config": {"seed": 8}})
   with pytest.raises(UserError, match=r"no checkpoint of step 5; steps here: \[4, 8, 9\]"):
     Checkpoints(tmp_path).restore({}, 5)
+
+
+@pytest.mark.parametrize(
+  "every, steps, kept",
+  [
+    (700, [1000, 2000, 3000, 3500], [2000, 3000, 3500]),
+    (700, [2000, 3000, 3500, 4200], [3000, 3500, 4200]),
+    (700, [3000, 3500, 4200, 4900], [3500, 4200, 4900]),
+    (1500, [1000, 2000, 3000, 4500], [2000, 3000, 4500]),
+    (300, [1000, 2000, 3000, 3010, 3300], [3000, 3010, 3300]),
+    (1000, [1000, 2000, 3000, 3010], [1000, 2000, 3000, 3010]),
+    (1000, [1000, 2000, 3000, 3010, 3020, 4000], [2000, 3000, 4000]),
+    (1000, [10, 20, 30, 40], [20, 30, 40]),
+  ],
+)
+def test_a_changed_interval_costs_none_of_the_last_steps(every, steps, kept):
+  preserved = manager._Kept(every, 3, None).of(steps)
+  assert [step for step, stays in zip(steps, preserved, strict=True) if stays] == kept
 
 
 def test_saving_a_step_again_is_nothing_if_equal_and_refused_if_not(tmp_path):
