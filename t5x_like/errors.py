@@ -7,6 +7,7 @@ other exception is a bug or a machine fault, and keeps its traceback.
 
 import difflib
 import functools
+import logging
 import os
 import random
 import sys
@@ -27,6 +28,10 @@ EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the state was saved; run the same command ag
 EXITS_NOT_RESTARTED = (EXIT_USER_ERROR, EXIT_NUMERIC, EXIT_DAMAGE)
 
 _T = TypeVar("_T")
+_AGAIN = "run the same command again"
+_WARNING_SECONDS = 30.0  # between two warnings of retries
+_warned = -_WARNING_SECONDS  # when the last was
+_log = logging.getLogger("t5x_like")
 _MEMORY_WORDS = ("Out of memory", "out of memory", "OOM", "failed to allocate", "Failed to allocate", "bad_alloc")
 
 
@@ -81,7 +86,7 @@ def is_transient(error: BaseException) -> bool:
   Lack of memory, a full disk and missing permissions are not transient.
   """
   if exit_code(error) is not None:
-    return isinstance(error, TransientError)
+    return error_class(error) is TransientError
   return not is_out_of_memory(error) and answers.kind(error) is Kind.TRANSIENT
 
 
@@ -119,23 +124,52 @@ def retried(call: Callable[[], _T], what, *, seconds: float | None = None, first
     raise UserError(f"T5X_LIKE_RETRY_SECONDS: found {asked!r}, expected a number of seconds")
   seconds = float(asked) if seconds is None else seconds
   start, wait = time.monotonic(), first_wait
+  failures, reason = 0, ""
   while True:
     try:
-      return call()
+      answer = call()
+      if failures:
+        seconds_spent = time.monotonic() - start
+        _warn_of_retries(f"{what}: {reason}; worked at attempt {failures + 1}, after {seconds_spent:.0f} s")
+      return answer
     except Exception as error:
       if not is_transient(error):
         raise
+      failures, reason = failures + 1, one_line(error)[:300]
       if time.monotonic() - start + wait > seconds:
+        times = "once" if failures == 1 else f"{failures} times"
         raise TransientError(
-          f"{what}: {one_line(error)[:300]}; tried for {time.monotonic() - start:.0f} s; run the same command again"
+          f"{what}: {reason}; tried {times} in {time.monotonic() - start:.0f} s; run the same command again"
         ) from error
     time.sleep(wait * random.uniform(0.75, 1.25))
     wait = min(2 * wait, 15)
 
 
+def _warn_of_retries(message: str) -> None:
+  """Log a warning, unless there was one a moment ago: a store that is slow for all fails many requests at once."""
+  global _warned
+  if time.monotonic() - _warned > _WARNING_SECONDS:
+    _warned = time.monotonic()
+    _log.warning("%s", message)
+
+
+def error_class(error: BaseException) -> type[Exception] | None:
+  """Return the class above that an error is of; None for other errors.
+
+  A UserError that was raised from a fault of the operating system that passes, such as EIO or ESTALE on a network
+  disk, counts as a TransientError, whatever its message advises.
+  """
+  kind = next((kind for kind in _ENDS if isinstance(error, kind)), None)
+  cause = error.__cause__
+  if kind is UserError and isinstance(cause, OSError) and answers.of_errno(cause.errno) is Kind.TRANSIENT:
+    return TransientError
+  return kind
+
+
 def exit_code(error: BaseException) -> int | None:
   """Return the exit code of an error of a class above; None for other errors."""
-  return next((code for kind, (_, code) in _ENDS.items() if isinstance(error, kind)), None)
+  kind = error_class(error)
+  return None if kind is None else _ENDS[kind][1]
 
 
 def door(main: Callable[..., int | None]) -> Callable[..., int]:
@@ -146,8 +180,11 @@ def door(main: Callable[..., int | None]) -> Callable[..., int]:
     try:
       return main(*args, **kwargs) or 0
     except tuple(_ENDS) as error:
-      word, code = next(end for kind, end in _ENDS.items() if isinstance(error, kind))
-      print(f"{word}: {one_line(error)}", file=sys.stderr, flush=True)
+      kind, message = error_class(error), one_line(error)
+      if kind is TransientError and not isinstance(error, TransientError) and _AGAIN not in message:
+        message += f"; {_AGAIN}"
+      label, code = _ENDS[kind]
+      print(f"{label}: {message}", file=sys.stderr, flush=True)
       return code
 
   return run

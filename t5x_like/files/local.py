@@ -132,12 +132,16 @@ class Local(type(pathlib.Path())):
       return None
 
   def read_bytes(self) -> bytes:
-    check(self)
-    return super().read_bytes()
+    def call() -> bytes:
+      check(self)
+      with open(self, "rb") as file:
+        return file.read()
+
+    return retried(call, self)
 
   def read_text(self, encoding: str | None = "utf-8", errors: str | None = None) -> str:
-    check(self)
-    return super().read_text(encoding, errors)
+    text = self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # as `open` reads it
 
   def write_bytes(self, data: bytes) -> None:
     """Write the file atomically: readers see the old or the complete new content, even after a power failure."""
@@ -211,18 +215,7 @@ class Local(type(pathlib.Path())):
 
   def sizes(self, prefix: str = "") -> dict[str, int]:
     """Return the files below this directory whose names begin with a prefix, with their sizes."""
-    found, waiting = {}, [""]
-    while waiting:
-      directory = waiting.pop()
-      with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self / directory) as entries:
-        for entry in entries:
-          name = f"{directory}{entry.name}"
-          if entry.is_dir():
-            waiting.append(f"{name}/")
-          elif name.startswith(prefix):
-            with contextlib.suppress(FileNotFoundError):  # a dangling link
-              found[name] = entry.stat().st_size
-    return found
+    return retried(lambda: self._sizes(prefix), self)
 
   def names(self) -> list[str]:
     """Return the sorted names of the directory's entries; [] if there is no such directory."""
@@ -233,12 +226,26 @@ class Local(type(pathlib.Path())):
 
   def size(self) -> int:
     """Return the size of the file in bytes."""
-    return os.path.getsize(self)
+    return retried(lambda: os.path.getsize(self), self)
 
   def changed(self) -> int:
     """Return when the file was last modified, in nanoseconds."""
-    return os.stat(self).st_mtime_ns
+    return retried(lambda: os.stat(self).st_mtime_ns, self)
 
   def rmtree(self, missing_ok: bool = False) -> None:
     with contextlib.suppress(FileNotFoundError) if missing_ok else contextlib.nullcontext():
       shutil.rmtree(self)
+
+  def _sizes(self, prefix: str) -> dict[str, int]:
+    sizes, waiting = {}, [""]
+    while waiting:
+      directory = waiting.pop()
+      with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self / directory) as entries:
+        for entry in entries:
+          name = f"{directory}{entry.name}"
+          if entry.is_dir():
+            waiting.append(f"{name}/")
+          elif name.startswith(prefix):
+            with contextlib.suppress(FileNotFoundError):  # a dangling link
+              sizes[name] = entry.stat().st_size
+    return sizes

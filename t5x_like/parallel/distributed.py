@@ -161,7 +161,8 @@ def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> 
       outcome = ["made", ""]
       return made
     except UserError as error:
-      outcome = ["refused", one_line(error)]
+      if errors.error_class(error) is UserError:
+        outcome = ["refused", one_line(error)]
       raise
     finally:
       store.key_value_set(key, json.dumps(outcome))
@@ -199,7 +200,8 @@ def from_first(make: Callable[[], Any], *, timeout_seconds: float = 600) -> Any:
     try:
       answer = make()
     except Exception as error:
-      store.key_value_set(key, json.dumps({"error": type(error).__name__, "message": one_line(error)}))
+      kind = errors.error_class(error) or type(error)
+      store.key_value_set(key, json.dumps({"error": kind.__name__, "message": one_line(error)}))
       raise
     store.key_value_set(key, json.dumps({"answer": answer}))
     return answer
