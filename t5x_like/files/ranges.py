@@ -68,6 +68,13 @@ class Files(abc.ABC):
       TransientError: a file cannot be read now.
     """
 
+  @abc.abstractmethod
+  def changed(self, shards: Shards) -> list[tuple[str, int]]:
+    """Return the array and shard of the files that were read, and have changed since they were first opened.
+
+    A file that has only been touched counts as changed, and is returned once.
+    """
+
   def __init__(self, root: Place, remedy: str):
     self._root, self._remedy = root, remedy
 
@@ -180,6 +187,7 @@ class LocalFiles(Files):
   def __init__(self, root: Local, remedy: str):
     super().__init__(root, remedy)
     self._serial = next(_serials)
+    self._signatures: dict[tuple[str, int], tuple[int, int]] = {}  # of the files that were opened, by array and shard
 
   def __del__(self, pool=_pool):
     pool.forget(self._serial)
@@ -221,7 +229,22 @@ class LocalFiles(Files):
         raise self._drop_file(shards, array, shard, error)  # noqa: B904 -- the same error
 
   def _open(self, shards: Shards, array: str, shard: int) -> _Descriptor:
-    return _pool.open((self._serial, array, shard), self.name(shards.file(array, shard)))
+    descriptor = _pool.open((self._serial, array, shard), self.name(shards.file(array, shard)))
+    self._signatures.setdefault((array, shard), _signature(os.fstat(descriptor.fd)))
+    return descriptor
+
+  def changed(self, shards: Shards) -> list[tuple[str, int]]:
+    changed = []
+    for (array, shard), signature in list(self._signatures.items()):
+      try:
+        current = _signature(os.stat(self.name(shards.file(array, shard))))
+      except OSError:  # the next reader tells, if it needs the file
+        continue
+      if current != signature:
+        self._signatures[array, shard] = current
+        _pool.close((self._serial, array, shard))
+        changed.append((array, shard))
+    return changed
 
   def _drop_file(self, shards: Shards, array: str, shard: int, error: OSError) -> OSError:
     """Close a file that could not be read, as its descriptor may be stale; return the error with the file's path."""
@@ -235,6 +258,11 @@ class LocalFiles(Files):
         f"{error.filename}: cannot be opened ({error.strerror}): raise the limit of open files (ulimit -n)"
       )
     return UserError(f"{error.filename}: cannot be read ({error.strerror}): copy it again or {self._remedy}")
+
+
+def _signature(status: os.stat_result) -> tuple[int, int]:
+  """Return the size and the time of modification of a file: what a change of its content changes."""
+  return status.st_size, status.st_mtime_ns
 
 
 def _cached(fd: int, into: tuple[memoryview], offset: int) -> int:

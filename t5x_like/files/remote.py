@@ -83,14 +83,21 @@ class Remote:
     """Return the file's bytes, or a range; None if there is no file. Raise DamageError for a range outside it."""
     return _read(self._root, [(self._key, part)], self._address)[0]
 
-  def read_many(self, parts: Sequence[tuple[str, Part]], seconds: float | None = None) -> list[bytes | None]:
+  def read_many(
+    self, parts: Sequence[tuple[str, Part]], seconds: float | None = None, versions: dict[str, Any] | None = None
+  ) -> list[bytes | None]:
     """Request files of this directory, or ranges of them, all at once; see `read`.
 
     Args:
       seconds: how long to wait for each, over all attempts.
+      versions: filled with the version of each file, by name, where the store gives one; see `read_version`.
     """
     before = f"{self._key}/".lstrip("/")
-    return _read(self._root, [(before + name, part) for name, part in parts], self._address, seconds)
+    by_key: dict[str, Any] = {}
+    data = _read(self._root, [(before + name, part) for name, part in parts], self._address, seconds, by_key)
+    if versions is not None:
+      versions.update({key.removeprefix(before): version for key, version in by_key.items()})
+    return data
 
   def read_bytes(self) -> bytes:
     data = self.read()
@@ -223,9 +230,13 @@ class Remote:
 
 
 def _read(
-  root: str, parts: Sequence[tuple[str, Part]], address: Callable[[str], str], seconds: float | None = None
+  root: str,
+  parts: Sequence[tuple[str, Part]],
+  address: Callable[[str], str],
+  seconds: float | None = None,
+  versions: dict[str, Any] | None = None,
 ) -> list[bytes | None]:
-  """Request ranges of files of a bucket at once; None for an absent file."""
+  """Request ranges of files of a bucket at once; None for an absent file. `versions` is filled by key."""
   files, found = clients.client(root), []
   waiting = [files.read(key, part) for key, part in parts]
   for (key, part), future in zip(parts, waiting, strict=True):
@@ -245,6 +256,10 @@ def _read(
         raise DamageError(
           answers.message(Kind.DAMAGED, address(key), "read", EOFError(f"{len(answer.value)} of {size} bytes"))
         )
+      # Of TensorStore. The copies of a file on several web servers may differ in their versions.
+      stamp = None if root.startswith("http") else getattr(answer, "stamp", None)
+      if versions is not None and stamp is not None:
+        versions[key] = stamp.generation
       return bytes(answer.value)
 
     with _answers(address(key), "read"):

@@ -19,6 +19,7 @@ from t5x_like.parallel import distributed
 from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
 from t5x_like.runtime import process
 from t5x_like.runtime.watchdog import Watchdog
+from t5x_like.store.reader import check_unchanged
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Assembly
 from t5x_like.training.meter import Goodput
@@ -153,7 +154,10 @@ class Session(contextlib.AbstractContextManager):
       workdirs.add_start(self.workdir, step, self.identity, self._changes, found, back_to)
       made.task.vocabulary.save(self.workdir / "vocabulary")
       self._noted = step > 0
-    self._open_metrics(step, self.past.last_line(step))
+    past = self.past
+    if not past.intervals:  # config and history are gone, but a checkpoint is there
+      past = dataclasses.replace(past, intervals=[self._config.log_every])
+    self._open_metrics(step, past.last_line(step))
     self.flush()
 
   def go_back(self, step: int, bad: int, why: str, passed: int) -> None:
@@ -202,7 +206,12 @@ class Session(contextlib.AbstractContextManager):
       workdirs.write_lines(self.workdir / "samples", f"{step:09d}.jsonl", samples)
 
   def save(self, step: int, tree: dict[str, Any], rollbacks: dict[str, int]) -> None:
-    """Start a checkpoint, which is committed after all metrics written so far."""
+    """Start a checkpoint, which is committed after all metrics written so far.
+
+    Raises:
+      DamageError: a file of the data has changed while it was read, and so the state may be of other data.
+    """
+    check_unchanged()
     self.saved = step
     self.checkpoints.save(step, tree, self.identity | {"rollbacks": rollbacks}, before=self.flush)
 
