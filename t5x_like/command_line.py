@@ -20,6 +20,7 @@ from t5x_like.errors import (
   is_transient,
   one_line,
 )
+from t5x_like.files import streams
 from t5x_like.files.places import directory
 
 _INTERRUPTED = 130
@@ -119,6 +120,7 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
   others, which wait for this one in a collective; after a hard exit they fail too, and the launcher can act.
   """
   gc.set_threshold(100_000, 20, 20)  # imports and traces leave millions of objects, but little garbage
+  streams.protect()
   try:
     code = main(sys.argv[1:])
   except KeyboardInterrupt:  # outside the training loop, which saves and stops by itself

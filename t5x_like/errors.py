@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from t5x_like.files import answers
+from t5x_like.files import answers, streams
 from t5x_like.files.answers import Kind, chain
 
 EXIT_BUG = 1
@@ -161,8 +161,8 @@ def error_class(error: BaseException) -> type[Exception] | None:
   """
   kind = next((kind for kind in _ENDS if isinstance(error, kind)), None)
   cause = error.__cause__
-  if kind is UserError and isinstance(cause, OSError) and answers.of_errno(cause.errno) is Kind.TRANSIENT:
-    return TransientError
+  if kind is UserError and isinstance(cause, OSError) and not isinstance(cause, BrokenPipeError):
+    return TransientError if answers.of_errno(cause.errno) is Kind.TRANSIENT else UserError
   return kind
 
 
@@ -172,19 +172,42 @@ def exit_code(error: BaseException) -> int | None:
   return None if kind is None else _ENDS[kind][1]
 
 
-def door(main: Callable[..., int | None]) -> Callable[..., int]:
-  """Wrap a program's `main`: print an error of a class above as one line and return its exit code."""
+def door(main: Callable[..., int | None] | None = None, *, prints_results: bool = True) -> Callable:
+  """Wrap a program's `main`: print an error of a class above as one line and return its exit code.
+
+  Output that cannot be written ends no program. If its reader has closed a pipe, it is dropped silently. Otherwise, as
+  on a full disk, a line on stderr tells.
+
+  Args:
+    prints_results: whether the program fails if its output cannot be written; False where stdout is only a log.
+  """
+  if main is None:
+    return functools.partial(door, prints_results=prints_results)
 
   @functools.wraps(main)
   def run(*args, **kwargs) -> int:
+    streams.protect()
     try:
-      return main(*args, **kwargs) or 0
+      code = main(*args, **kwargs) or 0
     except tuple(_ENDS) as error:
       kind, message = error_class(error), one_line(error)
       if kind is TransientError and not isinstance(error, TransientError) and _AGAIN not in message:
         message += f"; {_AGAIN}"
       label, code = _ENDS[kind]
       print(f"{label}: {message}", file=sys.stderr, flush=True)
-      return code
+    return _code_with_output(code, prints_results)
 
   return run
+
+
+def _code_with_output(code: int, prints_results: bool) -> int:
+  """Flush stdout at a program's end, and report output that could not be written; return the exit code."""
+  if not isinstance(sys.stdout, streams.Stream):
+    return code
+  sys.stdout.flush()
+  if not sys.stdout.is_broken:
+    return code
+  fails = prints_results and code == 0
+  label = "error" if fails else "warning"
+  print(f"{label}: stdout cannot be written: {sys.stdout.error.strerror}; output was lost", file=sys.stderr, flush=True)
+  return EXIT_USER_ERROR if fails else code

@@ -23,6 +23,7 @@ import jax
 
 from t5x_like import errors
 from t5x_like.errors import TransientError, UserError, one_line
+from t5x_like.files.streams import Stream
 
 _ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _GREETING = "t5x_like.rendezvous.v1"
@@ -91,7 +92,8 @@ def _keep_stdout_for_python() -> None:
   sys.stdout.flush()
   kept = os.dup(1)
   os.dup2(os.open(os.devnull, os.O_WRONLY) if jax.config.jax_platforms == "cpu" else 2, 1)
-  sys.stdout = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)  # noqa: SIM115
+  stream = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)  # noqa: SIM115
+  sys.stdout = Stream(stream)
 
 
 def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
