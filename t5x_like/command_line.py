@@ -127,7 +127,6 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
     print("interrupted", file=sys.stderr)
     code = _INTERRUPTED
   except Exception as error:
-    traceback.print_exc()
     code = _unforeseen(error)
   together = "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
   if code == _INTERRUPTED or together and code not in (0, EXIT_PREEMPTED):
@@ -138,7 +137,7 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
 
 
 def _unforeseen(error: Exception) -> int:
-  """Return the exit code of an unexpected exception, and explain it in one line on stderr."""
+  """Return the exit code of an unexpected exception, and explain it on stderr: by a line, or the traceback of a bug."""
   told = f"{type(error).__name__}: {one_line(error)[:300]}"
   if is_out_of_memory(error):
     print(f"error: out of memory ({told}); use a smaller batch, more devices, or --config.model.remat", file=sys.stderr)
@@ -146,6 +145,7 @@ def _unforeseen(error: Exception) -> int:
   if is_transient(error):
     print(f"transient error: {told}; run the same command again", file=sys.stderr)
     return EXIT_TRANSIENT
+  traceback.print_exception(error)
   return EXIT_BUG
 
 

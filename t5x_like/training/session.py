@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -97,8 +98,9 @@ class Session(contextlib.AbstractContextManager):
           "config": checked_json.digest(config.to_dict())[:16],
           "data and vocabulary": json.dumps(identity["fingerprints"]),
           "code version": distributed.code_version(),
-          "jax version": jax.__version__,
+          "workdir": address if is_remote(address) else os.path.abspath(address),
         }
+        | {f"version of {package}": version for package, version in process.versions().items()}
       )
       if self._primary:
         check_writable("--workdir", self.workdir, _FOLDERS)

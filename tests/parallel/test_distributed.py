@@ -112,6 +112,18 @@ def test_a_process_that_does_not_report_is_named():
   assert_refused(results[0], "process 1 of 2 did not report within 1 s", expected=TRANSIENT)
 
 
+@pytest.mark.parametrize("waits", ["time.sleep(60)", "any(map(lambda _: False, iter(int, 1)))"], ids=["asleep", "busy"])
+def test_who_loses_the_first_process_ends_as_transient(waits):
+  body = f"import os, time; time.sleep(1) or os._exit(9) if jax.process_index() == 0 else {waits}"
+  first, second = finish(start_job(free_port(), range(2), 2, body=body))
+  assert first[0] == 9
+  code, _, err = second
+  line = err.splitlines()[-1]
+  assert code == 69 and line.startswith("transient error: jax has ended this process") and "Traceback" not in err, (
+    second
+  )
+
+
 COUNTED = """
   from jax._src import distributed as state
   jax.devices()
