@@ -94,6 +94,7 @@ class Checkpoints(contextlib.AbstractContextManager):
       if value is not None and value < 1:
         raise UserError(f"checkpoint.{name} is {value}; expected at least 1, or None")
     self._timeout = save_timeout_seconds
+    self._saving: int | None = None  # the step that is being written
     kind = slots.module("object_steps", checkpoints).ObjectSteps if is_remote(directory) else LocalSteps
     self._store = kind(str(place(directory)), _Kept(every, keep_last, keep_every), save_timeout_seconds, check)
     self._directory, self._damaged, self._used = os.fspath(directory), [], False
@@ -128,17 +129,18 @@ class Checkpoints(contextlib.AbstractContextManager):
     if finite and odd:
       raise NumericError(f"step {step}: {odd[0]} is not finite, and was not saved; steps saved: {self.steps()}")
     manifest = checkpoint_manifest.build(step, tensors, prints, metadata)
+    if not self._used:
+      self._used = True
+      _before_threads_end(self.close)
+    self.wait()
     with self._disk_errors(step):
-      if not self._used:
-        self._used = True
-        _before_threads_end(self.close)
-      self._store.wait()
       damaged, self._damaged = self._damaged, []
       self._move_aside(damaged, "damaged")
       if step in self._store.agreed_steps():
         self._check_same(step, prints)
         before()
         return
+      self._saving = step
       self._store.write(step, tensors, manifest, before)
 
   def steps(self) -> list[int]:
@@ -210,14 +212,16 @@ class Checkpoints(contextlib.AbstractContextManager):
     return later
 
   def wait(self) -> None:
-    """Wait until the last save is committed; raise UserError or TransientError if it could not be written."""
-    with self._disk_errors():
+    """Wait until the last save is committed; raise UserError or TransientError, with its step, if it failed."""
+    with self._disk_errors(self._saving):
       self._store.wait()
+    self._saving = None
 
   def close(self) -> None:
     """Wait for the last save and end all threads; safe to call twice. Raise as `wait`."""
-    with self._disk_errors():
+    with self._disk_errors(self._saving):
       self._store.close()
+    self._saving = None
 
   def __exit__(self, *_) -> None:
     self.close()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -144,6 +145,34 @@ def test_keeps_the_last_and_the_multiples(tmp_path):
 def test_a_changed_interval_costs_none_of_the_last_steps(every, steps, kept):
   preserved = manager._Kept(every, 3, None).of(steps)
   assert [step for step, stays in zip(steps, preserved, strict=True) if stays] == kept
+
+
+@pytest.mark.parametrize("number, kind", [(errno.ENOSPC, UserError), (errno.ESTALE, TransientError)])
+@pytest.mark.parametrize("ends_by", ["save", "wait", "close"])
+def test_a_save_that_fails_in_the_background_is_named_by_its_own_step(ends_by, number, kind, tmp_path):
+  checkpoints, failures = Checkpoints(tmp_path), []
+
+  def fail():
+    if failures:
+      raise failures.pop()
+
+  store = checkpoints._store = types.SimpleNamespace(
+    wait=fail,
+    close=fail,
+    steps=lambda: [4],
+    agreed_steps=lambda: [4],
+    where=lambda step: f"{tmp_path}/{step}",
+    write=lambda *_: failures.append(OSError(number, os.strerror(number))),
+  )
+  checkpoints.save(5, {"x": jnp.ones(2)}, {})
+  calls = {
+    "save": lambda: checkpoints.save(6, {"x": jnp.ones(2)}, {}),
+    "wait": checkpoints.wait,
+    "close": checkpoints.close,
+  }
+  with pytest.raises(kind, match=rf"{tmp_path}/5: checkpoint could not be written.*steps saved: \[4\]"):
+    calls[ends_by]()
+  assert store.agreed_steps() == [4]
 
 
 def test_saving_a_step_again_is_nothing_if_equal_and_refused_if_not(tmp_path):

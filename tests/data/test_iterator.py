@@ -3,6 +3,7 @@
 What would go wrong is a hang, so each of these is a program of its own, with a time it must end in.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 import more
 from t5x_like.data import iterator as dataset_iterator
+from t5x_like.data import quiet_tensorflow
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
@@ -214,3 +216,13 @@ def test_a_dropped_pipeline_stops_and_lets_go():
   made = len(calls)
   time.sleep(0.05)
   assert len(calls) == made <= 12
+
+
+def test_tensorflow_prints_no_traceback_for_an_error_that_the_program_reports(monkeypatch):
+  """jax sets another level when it is imported; the user's own is kept."""
+  levels = {}
+  for level in ("1", "0", "3"):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    quiet_tensorflow._tensorflow.__wrapped__()
+    levels[level] = os.environ["TF_CPP_MIN_LOG_LEVEL"]
+  assert levels == {"1": "2", "0": "0", "3": "3"}
