@@ -175,6 +175,26 @@ def test_a_save_that_fails_in_the_background_is_named_by_its_own_step(ends_by, n
   assert store.agreed_steps() == [4]
 
 
+def test_a_run_that_has_lost_the_workdir_commits_no_step_and_sets_none_aside(tmp_path):
+  lost = []
+
+  def check():
+    if lost:
+      raise TransientError("another process has taken the workdir over")
+
+  state = {"x": jnp.ones(2)}
+  with Checkpoints(tmp_path, keep_last=1, check=check) as checkpoints:
+    checkpoints.save(1, state, {})
+    checkpoints.wait()
+    lost.append(True)
+    checkpoints.save(2, state, {})
+    with pytest.raises(TransientError, match="another process has taken the workdir over"):
+      checkpoints.wait()
+    with pytest.raises(TransientError, match="another process has taken the workdir over"):
+      checkpoints.set_aside(0, "set_aside")
+  assert Checkpoints(tmp_path).steps() == [1]
+
+
 def test_saving_a_step_again_is_nothing_if_equal_and_refused_if_not(tmp_path):
   mesh = mesh_of(8, 1)
   save_steps(tmp_path, [1, 1], mesh)
