@@ -3,6 +3,7 @@
 What would go wrong is a hang, so each of these is a program of its own, with a time it must end in.
 """
 
+import errno
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import more
 from t5x_like.data import iterator as dataset_iterator
 from t5x_like.data import quiet_tensorflow
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.errors import UserError
+from t5x_like.errors import TransientError, UserError
 
 pytestmark = pytest.mark.runs
 
@@ -176,6 +177,17 @@ def test_on_another_thread():
   thread.start()
   thread.join(300)
   assert found == list(range(50))
+
+
+def test_a_fault_of_a_disk_that_passes_is_transient_although_tensorflow_drops_its_cause():
+  def refuse(step):
+    try:
+      raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "a.jpg")
+    except OSError as error:
+      raise UserError(f"a.jpg cannot be read ({error})") from error
+
+  with pytest.raises(TransientError, match="a.jpg cannot be read .*Stale file handle"):
+    next(numbers(9, refuse))
 
 
 @pytest.mark.parametrize("parallel", [None, 3])
