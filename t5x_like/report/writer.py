@@ -160,14 +160,19 @@ class MetricsWriter(contextlib.AbstractContextManager):
   def _drop_after(self, resume_step: int, expected: int) -> None:
     rows, whole = _rows(self._path)
     kept = [(row, line) for row, line in rows if row["step"] <= resume_step]
-    raw = [line for _, line in kept]
+    raw = list(dict.fromkeys(line for _, line in kept))
+    doubled = len(kept) - len(raw)
+    if doubled:
+      _log.warning(
+        "%s: %d lines were there twice, as after a file was appended to itself; dropped", self._path, doubled
+      )
     self._last_step = max((row["step"] for row, _ in kept), default=0)
     trained = [row["step"] for row, _ in kept if "missing_from" in row or any(n.startswith("train/") for n in row)]
     last = max(trained, default=0)
     if last < expected:
       self.missing = last + 1, resume_step
       raw.append(json.dumps({"step": resume_step, "missing_from": last + 1}).encode() + b"\n")
-    if not whole:  # nothing of a file that someone may want to mend is lost
+    if not whole or doubled:  # nothing of a file that someone may want to mend is lost
       set_aside(self._path.parent)
     if raw or self._path.exists():
       Local(self._path).write_bytes(b"".join(raw))

@@ -169,6 +169,27 @@ def test_a_file_that_was_removed_after_its_last_line_is_marked_too(tmp_path):
   assert read_metrics(tmp_path) == [{"step": 7, "missing_from": 1}]
 
 
+def test_lines_that_are_there_twice_are_dropped_and_kept_aside(tmp_path, caplog):
+  with MetricsWriter(tmp_path, resume_step=0) as writer:
+    for step in (1, 2):
+      writer.write(step, {"train/loss": 1.0})
+      writer.write(step, {"eval/loss": 1.0})
+  path = tmp_path / "metrics.jsonl"
+  path.write_bytes(2 * path.read_bytes())
+  with MetricsWriter(tmp_path, resume_step=2) as writer:
+    writer.write(3, {"train/loss": 1.0})
+  assert [(row["step"], *list(row)[1:]) for row in read_metrics(tmp_path)] == [
+    (1, "train/loss"),
+    (1, "eval/loss"),
+    (2, "train/loss"),
+    (2, "eval/loss"),
+    (3, "train/loss"),
+  ]
+  assert "4 lines were there twice" in caplog.text
+  (aside,) = tmp_path.glob("metrics.*.jsonl")
+  assert len(aside.read_text().splitlines()) == 8
+
+
 def test_a_partial_last_line_is_dropped(tmp_path):
   write(tmp_path, [1, 2])
   with open(tmp_path / "metrics.jsonl", "ab") as file:
