@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from t5x_like import errors
-from t5x_like.errors import EXIT_TRANSIENT, TransientError, UserError, one_line
+from t5x_like.errors import EXIT_TRANSIENT, TransientError, UserError, is_transient, one_line
 from t5x_like.files.streams import Stream
 
 _ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -168,9 +168,14 @@ def _read(store, key: str, seconds: float, late: str) -> str:
   try:
     return store.blocking_key_value_get(key, max(1, int(seconds * 1000)))
   except RuntimeError as error:
-    if "DEADLINE_EXCEEDED" not in str(error):
-      raise
-    raise TransientError(late) from None
+    if "DEADLINE_EXCEEDED" in str(error):
+      raise TransientError(late) from None
+    if is_transient(error):
+      raise TransientError(
+        f"process 0 of {jax.process_count()} cannot be reached: {one_line(error)[:200]}; see its log, and run the same"
+        " command again"
+      ) from error
+    raise
 
 
 def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> Any:

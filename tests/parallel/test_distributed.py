@@ -6,9 +6,11 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
+from t5x_like.errors import TransientError
 from t5x_like.parallel import distributed
 
 pytestmark = pytest.mark.runs
@@ -224,3 +226,23 @@ def test_slurm_is_detected():
 def test_one_process_needs_nothing():
   assert finish([start({}), start({"JAX_NUM_PROCESSES": "1"})]) == [(0, "met 0 1", "")] * 2
   assert len(distributed.code_version()) == 16
+
+
+@pytest.mark.parametrize(
+  "answer, kind, said",
+  [
+    ("DEADLINE_EXCEEDED: GetKeyValue() timed out", TransientError, "^process 1 is late$"),
+    (
+      "UNAVAILABLE: failed to connect to all addresses",
+      TransientError,
+      "process 0 of 1 cannot be reached: UNAVAILABLE",
+    ),
+    ("INTERNAL: a bug", RuntimeError, "INTERNAL"),
+  ],
+)
+def test_a_first_process_that_does_not_answer_is_transient(answer, kind, said):
+  def get(key, milliseconds):
+    raise RuntimeError(answer)
+
+  with pytest.raises(kind, match=said):
+    distributed._read(types.SimpleNamespace(blocking_key_value_get=get), "key", 1, "process 1 is late")
