@@ -20,6 +20,7 @@ from t5x_like.errors import (
   is_transient,
   one_line,
 )
+from t5x_like.files import streams
 from t5x_like.files.places import directory
 
 _INTERRUPTED = 130
@@ -119,13 +120,13 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
   others, which wait for this one in a collective; after a hard exit they fail too, and the launcher can act.
   """
   gc.set_threshold(100_000, 20, 20)  # imports and traces leave millions of objects, but little garbage
+  streams.protect()
   try:
     code = main(sys.argv[1:])
   except KeyboardInterrupt:  # outside the training loop, which saves and stops by itself
     print("interrupted", file=sys.stderr)
     code = _INTERRUPTED
   except Exception as error:
-    traceback.print_exc()
     code = _unforeseen(error)
   together = "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
   if code == _INTERRUPTED or together and code not in (0, EXIT_PREEMPTED):
@@ -136,7 +137,7 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
 
 
 def _unforeseen(error: Exception) -> int:
-  """Return the exit code of an unexpected exception, and explain it in one line on stderr."""
+  """Return the exit code of an unexpected exception, and explain it on stderr: by a line, or the traceback of a bug."""
   told = f"{type(error).__name__}: {one_line(error)[:300]}"
   if is_out_of_memory(error):
     print(f"error: out of memory ({told}); use a smaller batch, more devices, or --config.model.remat", file=sys.stderr)
@@ -144,6 +145,7 @@ def _unforeseen(error: Exception) -> int:
   if is_transient(error):
     print(f"transient error: {told}; run the same command again", file=sys.stderr)
     return EXIT_TRANSIENT
+  traceback.print_exception(error)
   return EXIT_BUG
 
 

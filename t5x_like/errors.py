@@ -7,6 +7,7 @@ other exception is a bug or a machine fault, and keeps its traceback.
 
 import difflib
 import functools
+import logging
 import os
 import random
 import sys
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from t5x_like.files import answers
+from t5x_like.files import answers, streams
 from t5x_like.files.answers import Kind, chain
 
 EXIT_BUG = 1
@@ -27,6 +28,10 @@ EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the state was saved; run the same command ag
 EXITS_NOT_RESTARTED = (EXIT_USER_ERROR, EXIT_NUMERIC, EXIT_DAMAGE)
 
 _T = TypeVar("_T")
+_AGAIN = "run the same command again"
+_WARNING_SECONDS = 30.0  # between two warnings of retries
+_warned = -_WARNING_SECONDS  # when the last was
+_log = logging.getLogger("t5x_like")
 _MEMORY_WORDS = ("Out of memory", "out of memory", "OOM", "failed to allocate", "Failed to allocate", "bad_alloc")
 
 
@@ -81,7 +86,7 @@ def is_transient(error: BaseException) -> bool:
   Lack of memory, a full disk and missing permissions are not transient.
   """
   if exit_code(error) is not None:
-    return isinstance(error, TransientError)
+    return error_class(error) is TransientError
   return not is_out_of_memory(error) and answers.kind(error) is Kind.TRANSIENT
 
 
@@ -119,35 +124,90 @@ def retried(call: Callable[[], _T], what, *, seconds: float | None = None, first
     raise UserError(f"T5X_LIKE_RETRY_SECONDS: found {asked!r}, expected a number of seconds")
   seconds = float(asked) if seconds is None else seconds
   start, wait = time.monotonic(), first_wait
+  failures, reason = 0, ""
   while True:
     try:
-      return call()
+      answer = call()
+      if failures:
+        seconds_spent = time.monotonic() - start
+        _warn_of_retries(f"{what}: {reason}; worked at attempt {failures + 1}, after {seconds_spent:.0f} s")
+      return answer
     except Exception as error:
       if not is_transient(error):
         raise
+      failures, reason = failures + 1, one_line(error)[:300]
       if time.monotonic() - start + wait > seconds:
+        times = "once" if failures == 1 else f"{failures} times"
         raise TransientError(
-          f"{what}: {one_line(error)[:300]}; tried for {time.monotonic() - start:.0f} s; run the same command again"
+          f"{what}: {reason}; tried {times} in {time.monotonic() - start:.0f} s; run the same command again"
         ) from error
     time.sleep(wait * random.uniform(0.75, 1.25))
     wait = min(2 * wait, 15)
 
 
+def _warn_of_retries(message: str) -> None:
+  """Log a warning, unless there was one a moment ago: a store that is slow for all fails many requests at once."""
+  global _warned
+  if time.monotonic() - _warned > _WARNING_SECONDS:
+    _warned = time.monotonic()
+    _log.warning("%s", message)
+
+
+def error_class(error: BaseException) -> type[Exception] | None:
+  """Return the class above that an error is of; None for other errors.
+
+  A UserError that was raised from a fault of the operating system that passes, such as EIO or ESTALE on a network
+  disk, counts as a TransientError, whatever its message advises.
+  """
+  kind = next((kind for kind in _ENDS if isinstance(error, kind)), None)
+  cause = error.__cause__
+  if kind is UserError and isinstance(cause, OSError) and not isinstance(cause, BrokenPipeError):
+    return TransientError if answers.of_errno(cause.errno) is Kind.TRANSIENT else UserError
+  return kind
+
+
 def exit_code(error: BaseException) -> int | None:
   """Return the exit code of an error of a class above; None for other errors."""
-  return next((code for kind, (_, code) in _ENDS.items() if isinstance(error, kind)), None)
+  kind = error_class(error)
+  return None if kind is None else _ENDS[kind][1]
 
 
-def door(main: Callable[..., int | None]) -> Callable[..., int]:
-  """Wrap a program's `main`: print an error of a class above as one line and return its exit code."""
+def door(main: Callable[..., int | None] | None = None, *, prints_results: bool = True) -> Callable:
+  """Wrap a program's `main`: print an error of a class above as one line and return its exit code.
+
+  Output that cannot be written ends no program. If its reader has closed a pipe, it is dropped silently. Otherwise, as
+  on a full disk, a line on stderr tells.
+
+  Args:
+    prints_results: whether the program fails if its output cannot be written; False where stdout is only a log.
+  """
+  if main is None:
+    return functools.partial(door, prints_results=prints_results)
 
   @functools.wraps(main)
   def run(*args, **kwargs) -> int:
+    streams.protect()
     try:
-      return main(*args, **kwargs) or 0
+      code = main(*args, **kwargs) or 0
     except tuple(_ENDS) as error:
-      word, code = next(end for kind, end in _ENDS.items() if isinstance(error, kind))
-      print(f"{word}: {one_line(error)}", file=sys.stderr, flush=True)
-      return code
+      kind, message = error_class(error), one_line(error)
+      if kind is TransientError and not isinstance(error, TransientError) and _AGAIN not in message:
+        message += f"; {_AGAIN}"
+      label, code = _ENDS[kind]
+      print(f"{label}: {message}", file=sys.stderr, flush=True)
+    return _code_with_output(code, prints_results)
 
   return run
+
+
+def _code_with_output(code: int, prints_results: bool) -> int:
+  """Flush stdout at a program's end, and report output that could not be written; return the exit code."""
+  if not isinstance(sys.stdout, streams.Stream):
+    return code
+  sys.stdout.flush()
+  if not sys.stdout.is_broken:
+    return code
+  fails = prints_results and code == 0
+  label = "error" if fails else "warning"
+  print(f"{label}: stdout cannot be written: {sys.stdout.error.strerror}; output was lost", file=sys.stderr, flush=True)
+  return EXIT_USER_ERROR if fails else code

@@ -11,7 +11,7 @@ from t5x_like.errors import UserError, door
 from t5x_like.runtime.huge_pages import use_huge_pages
 
 
-@door
+@door(prints_results=False)
 def main(argv: list[str]) -> None:
   profile = ("--profile", {"metavar": "FIRST:LAST", "help": "record a profiler trace of these steps"})
   back = (

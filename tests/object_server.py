@@ -41,6 +41,7 @@ class Server:
     self.throttled, self.stale, self.writes_left, self.begun = 0.0, None, None, {}
     self.random, self.stopped, self.lock = random.Random(0), threading.Event(), threading.Lock()
     self.http = _Http(("127.0.0.1", 0), _handler(self))
+    self.versions: dict[str, int] = {}  # of the objects, by name; 1 if it was not written through the server
     self.url = f"http://127.0.0.1:{self.http.server_port}"
 
   def names(self) -> list[str]:
@@ -146,7 +147,9 @@ def _handler(server: Server):
       if path.startswith(OBJECTS) and "alt" not in query:
         return self.answer(200, json.dumps(self.about(file)).encode(), Content_Type="application/json")
       data = file.read_bytes()[: self.most]
-      about = {"ETag": '"1"', "x_goog_generation": "1"}
+      about = {"ETag": self.etag(name), "x_goog_generation": str(self.version(name))}
+      if self.s3 and self.headers.get("If-Match", self.etag(name)) != self.etag(name):
+        return self.answer(412, object_answers.body(object_answers.ANSWERS["exists"], True))
       if not part:
         return self.answer(200, data, **about)
       first, _, last = part.removeprefix("bytes=").partition("-")
@@ -182,7 +185,7 @@ def _handler(server: Server):
         only_new = "If-None-Match" in self.headers
         if self.refused("create" if only_new else "write", name):
           return None
-        return self.store(name, body, only_new)
+        return self.store(name, body, only_new, self.headers.get("If-Match"))
       operation = "create" if query.get("ifGenerationMatch") == "0" else "write"
       if self.refused(operation, self.named(query, body)):
         return None
@@ -195,7 +198,8 @@ def _handler(server: Server):
         return self.store(name, b"".join(parts), only_new)
       only_new = query.get("ifGenerationMatch") == "0"
       if query["uploadType"] == "media":
-        return self.store(query["name"], body, only_new)
+        wanted = query.get("ifGenerationMatch", "0")
+        return self.store(query["name"], body, only_new, None if wanted == "0" else f'"{wanted}"')
       if query["uploadType"] == "resumable":
         key = str(len(server.begun))
         server.begun[key] = (json.loads(body)["name"], [], only_new)
@@ -218,7 +222,13 @@ def _handler(server: Server):
         return query["name"]
       return json.loads(body)["name"] if query["uploadType"] == "resumable" else self.parts(body)[0]
 
-    def store(self, name: str, data: bytes, only_new: bool) -> None:
+    def version(self, name: str) -> int:
+      return server.versions.get(name, 1)
+
+    def etag(self, name: str) -> str:
+      return f'"{self.version(name)}"'
+
+    def store(self, name: str, data: bytes, only_new: bool, only_version: str | None = None) -> None:
       if server.writes_left is not None:
         server.writes_left -= 1
         if server.writes_left < 0:
@@ -226,17 +236,20 @@ def _handler(server: Server):
           return self.connection.close()
       file = server.root / name
       with server.lock:  # of two that create at once, one is told that it was late
-        there = only_new and file.exists()
-        if not there:
+        conflict = only_new and file.exists()
+        if only_version is not None:
+          conflict = not file.exists() or self.etag(name) != only_version
+        if not conflict:
+          server.versions[name] = self.version(name) + 1
           file.parent.mkdir(parents=True, exist_ok=True)
           server.uploads.append(name)
           whole = file.with_name(f".{file.name}.{threading.get_ident()}")
           whole.write_bytes(data)
           whole.replace(file)
-      if there:
+      if conflict:
         return self.answer(412, object_answers.body(object_answers.ANSWERS["exists"], self.s3))
       if self.s3:
-        return self.answer(200, ETag='"1"')
+        return self.answer(200, ETag=self.etag(name))
       return self.answer(200, json.dumps(self.about(file)).encode(), Content_Type="application/json")
 
     def do_DELETE(self):
@@ -248,6 +261,9 @@ def _handler(server: Server):
         file = server.root / name
         with server.lock:
           status = 204 if file.is_file() or self.s3 else 404
+          query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+          if query.get("ifGenerationMatch", str(self.version(name))) != str(self.version(name)):
+            return self.answer(412, object_answers.body(object_answers.ANSWERS["exists"], self.s3))
           with contextlib.suppress(OSError):  # there are no directories in a bucket, though clients ask to delete them
             file.unlink(missing_ok=True)
             for parent in file.parents:
@@ -273,7 +289,13 @@ def _handler(server: Server):
 
     def about(self, file: pathlib.Path) -> dict[str, str]:
       name, size = str(file.relative_to(server.root)), str(file.stat().st_size)
-      return {"name": name, "bucket": "bucket", "size": size, "generation": "1", "kind": "storage#object"}
+      return {
+        "name": name,
+        "bucket": "bucket",
+        "size": size,
+        "generation": str(self.version(name)),
+        "kind": "storage#object",
+      }
 
     def s3_deletion(self, body: bytes) -> None:
       names = re.findall(r"<Key>(.*?)</Key>", body.decode())

@@ -33,7 +33,8 @@ class Throttled(Exception):
     (ValueError("UNAVAILABLE: Error opening zarr driver: HTTP response code: 503"), True, False),
     (Throttled("rate"), True, False),
     (caused(RuntimeError("the save failed"), OSError(errno.ETIMEDOUT, "Connection timed out")), True, False),
-    (caused(errors.UserError("free space"), OSError(errno.EIO, "")), False, False),
+    (caused(errors.UserError("free space"), OSError(errno.ENOSPC, "")), False, False),
+    (caused(errors.UserError("free space"), OSError(errno.EIO, "")), True, False),
     (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"), False, True),
     (MemoryError(), False, True),
     (caused(ValueError("UNAVAILABLE"), MemoryError()), False, True),
@@ -71,7 +72,9 @@ def test_a_transient_error_is_retried_until_the_time_is_up_and_others_are_not():
   busy = OSError(errno.EIO, "Input/output error")
   assert errors.retried(fails(3, busy), "a/path", seconds=5, first_wait=0.001) == "read" and len(calls) == 4
   calls.clear()
-  with pytest.raises(errors.TransientError, match=r"^a/path: .*Input/output error; tried for 0 s; run the same"):
+  with pytest.raises(
+    errors.TransientError, match=r"^a/path: .*Input/output error; tried \d+ times in 0 s; run the same"
+  ):
     errors.retried(fails(99, busy), "a/path", seconds=0.05, first_wait=0.001)
   assert len(calls) > 2
   calls.clear()
@@ -90,3 +93,38 @@ def test_every_class_is_one_line_and_a_code(error, code, capsys):
 
   assert main() == code
   assert capsys.readouterr().err.endswith(": first second\n")
+
+
+@pytest.mark.parametrize(
+  "name, code",
+  [("EIO", 69), ("ESTALE", 69), ("ETIMEDOUT", 69), ("ENETUNREACH", 69), ("EAGAIN", 69)]
+  + [("ENOSPC", 2), ("EDQUOT", 2), ("EROFS", 2), ("EACCES", 2), ("ENOENT", 2)],
+)
+def test_a_fault_of_a_moment_is_none_of_the_users_whatever_file_has_it(name, code, capsys):
+  @errors.door
+  def main():
+    try:
+      raise OSError(getattr(errno, name), "a reason")
+    except OSError as error:
+      raise errors.UserError("a/path: cannot be written: a reason; free space") from error
+
+  assert main() == code
+  line = capsys.readouterr().err
+  assert line.startswith("transient error: " if code == 69 else "error: ") and "a/path: cannot be written" in line
+  assert line.rstrip().endswith("run the same command again" if code == 69 else "free space")
+
+
+def test_a_retry_that_worked_is_told_once_in_a_while(caplog, monkeypatch):
+  monkeypatch.setattr(errors, "_warned", -1e9)
+  for _ in range(2):
+    answers = [OSError(errno.ESTALE, "Stale file handle"), OSError(errno.EIO, "Input/output error")]
+
+    def call(answers=answers):
+      if answers:
+        raise answers.pop()
+      return "read"
+
+    assert errors.retried(call, "a/path", first_wait=0.001) == "read"
+  assert [record.message for record in caplog.records] == [
+    "a/path: [Errno 116] Stale file handle; worked at attempt 3, after 0 s"
+  ]

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import stat
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -125,6 +126,20 @@ class Starts:
     return [row["step"] for row, _ in rows if type(row.get("step")) is int]
 
 
+def _check_owner(directory: str) -> None:
+  """Raise UserError if another user can replace the copies in a directory, as in one that waited in /dev/shm for it."""
+  where = f"config.checkpoint.emergency.directory={directory}"
+  trusted = (os.geteuid(), 0)
+  status = os.stat(directory)
+  if status.st_uid not in trusted or os.lstat(directory).st_uid not in trusted:
+    kind = "link" if os.path.islink(directory) else "directory"
+    raise UserError(f"{where}: found a {kind} of another user, expected one of yours; name another directory")
+  if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+    raise UserError(
+      f"{where}: found a directory that every user may change; take that right away: chmod o-w {directory}"
+    )
+
+
 class _Near(Checkpoints):
   """`Checkpoints` of which the steps are `NearSteps`."""
 
@@ -138,6 +153,7 @@ class _Near(Checkpoints):
       os.makedirs(here, exist_ok=True)
     except OSError as error:
       raise UserError(f"config.checkpoint.emergency.directory={here}: cannot be made: {error.strerror}") from error
+    _check_owner(here)
     super().__init__(here)
     self._store = NearSteps(here, starts)
 
@@ -145,6 +161,10 @@ class _Near(Checkpoints):
     """Ignore the steps before this one."""
     self._store.least = step
     return self
+
+  def agreed_steps(self) -> list[int]:
+    """Return the steps of which any process holds a copy; all processes must call it."""
+    return self._store.agreed_steps()
 
   def _move_aside(self, steps: list[int], word: str) -> None:
     """Leave damaged copies to `NearSteps`, which removes them."""
@@ -184,9 +204,33 @@ class Emergency(Checkpoints):
         _log.warning("%s: the ordinary checkpoint is used", one_line(error).partition("; restore a copy")[0])
       if found and found[0] > saved:
         super().save(found[0], found[1], dict(found[2]))  # the next failure may take the copies
-    found = found or super().restore(abstract_state, step)
+      found = found or self._restore_fallback(abstract_state, saved)
+    else:
+      found = super().restore(abstract_state, step)
     self._starts.begin(found[0] if found else 0)
     self._near.since(0)
+    return found
+
+  def _restore_fallback(self, abstract_state: Wanted, newest: int) -> tuple[int, dict, dict] | None:
+    """Restore an ordinary checkpoint or, if the newest ones are damaged, a copy that is newer than the intact one."""
+    damage = None
+    try:
+      found = super().restore(abstract_state)
+    except DamageError as error:
+      found, damage = None, error
+    intact = found[0] if found else 0
+    if damage is None and intact == newest:
+      return found
+    if any(step > intact for step in self._near.since(intact + 1).agreed_steps()):
+      found = None  # makes room: two states may not fit
+      try:
+        found = self._near.restore(abstract_state)
+      except DamageError as error:
+        _log.warning("%s: the ordinary checkpoint is used", one_line(error).partition("; restore a copy")[0])
+      if found is None and damage is None:
+        found = super().restore(abstract_state, intact)
+    if found is None and damage is not None:
+      raise damage
     return found
 
   def set_aside(self, after: int, word: str) -> list[int]:

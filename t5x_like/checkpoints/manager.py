@@ -40,7 +40,8 @@ class _Kept:
   multiples of `forever`.
 
   A step between multiples, saved on request or by the clock, makes no room for itself: how a run was interrupted must
-  not decide which steps it can go back to.
+  not decide which steps it can go back to. But while there are fewer than `last` multiples, the newest other steps are
+  kept in their place: they may be the multiples of an interval that the run had before.
   """
 
   every: int
@@ -54,8 +55,14 @@ class _Kept:
     """Say of each step, given in order, whether it is kept."""
     regular = [step for step in steps if step % self.every == 0]
     newest = steps[-2:] if steps and steps[-1] % self.every else steps[-1:]
-    kept = {*regular[-(self.last or len(steps)) :], *newest}
-    return [s in kept or self.last is None or bool(self.forever) and s % self.forever == 0 for s in steps]
+    last = self.last or len(steps)
+    preserved = {*regular[-last:], *newest}
+    others = [step for step in steps if step not in preserved]
+    missing = max(0, last - len(preserved))
+    preserved.update(others[len(others) - missing :])
+    if self.forever:
+      preserved.update(step for step in steps if step % self.forever == 0)
+    return [step in preserved for step in steps]
 
 
 class Checkpoints(contextlib.AbstractContextManager):
@@ -66,9 +73,11 @@ class Checkpoints(contextlib.AbstractContextManager):
       knows, such as `gs://…` (`object_steps`).
     every: the interval of saving.
     keep_last: how many of the newest multiples of `every` to keep, besides the newest step, and the one before it where
-      that is no multiple; None keeps all.
+      that is no multiple; None keeps all. While there are fewer, the newest other steps are kept in their place.
     keep_every: steps that are multiples of this are kept permanently; None keeps none of them.
     save_timeout_seconds: how long one save may take, over all processes.
+    check: called in process 0 before a step is committed, removed or set aside; raises if another run has taken the
+      workdir.
   """
 
   def __init__(
@@ -79,13 +88,15 @@ class Checkpoints(contextlib.AbstractContextManager):
     keep_last: int | None = 3,
     keep_every: int | None = None,
     save_timeout_seconds: int = 600,
+    check: Callable[[], None] = lambda: None,
   ):
     for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
       if value is not None and value < 1:
         raise UserError(f"checkpoint.{name} is {value}; expected at least 1, or None")
     self._timeout = save_timeout_seconds
-    made = slots.module("object_steps", checkpoints).ObjectSteps if is_remote(directory) else LocalSteps
-    self._store = made(str(place(directory)), _Kept(every, keep_last, keep_every), save_timeout_seconds)
+    self._saving: int | None = None  # the step that is being written
+    kind = slots.module("object_steps", checkpoints).ObjectSteps if is_remote(directory) else LocalSteps
+    self._store = kind(str(place(directory)), _Kept(every, keep_last, keep_every), save_timeout_seconds, check)
     self._directory, self._damaged, self._used = os.fspath(directory), [], False
 
   def save(
@@ -118,17 +129,18 @@ class Checkpoints(contextlib.AbstractContextManager):
     if finite and odd:
       raise NumericError(f"step {step}: {odd[0]} is not finite, and was not saved; steps saved: {self.steps()}")
     manifest = checkpoint_manifest.build(step, tensors, prints, metadata)
+    if not self._used:
+      self._used = True
+      _before_threads_end(self.close)
+    self.wait()
     with self._disk_errors(step):
-      if not self._used:
-        self._used = True
-        _before_threads_end(self.close)
-      self._store.wait()
       damaged, self._damaged = self._damaged, []
       self._move_aside(damaged, "damaged")
       if step in self._store.agreed_steps():
         self._check_same(step, prints)
         before()
         return
+      self._saving = step
       self._store.write(step, tensors, manifest, before)
 
   def steps(self) -> list[int]:
@@ -168,7 +180,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     reasons, gone = {}, False
     for candidate in steps[::-1] if step is None else [step]:
       try:
-        state, metadata = self._restore_twice(candidate, abstract_state)
+        state, metadata = self._restore_any_attempt(candidate, abstract_state)
       except Damaged as damage:
         if candidate not in self._store.agreed_steps():  # a run beside this one has made room for newer steps
           gone = True
@@ -200,17 +212,31 @@ class Checkpoints(contextlib.AbstractContextManager):
     return later
 
   def wait(self) -> None:
-    """Wait until the last save is committed; raise UserError or TransientError if it could not be written."""
-    with self._disk_errors():
+    """Wait until the last save is committed; raise UserError or TransientError, with its step, if it failed."""
+    with self._disk_errors(self._saving):
       self._store.wait()
+    self._saving = None
 
   def close(self) -> None:
     """Wait for the last save and end all threads; safe to call twice. Raise as `wait`."""
-    with self._disk_errors():
+    with self._disk_errors(self._saving):
       self._store.close()
+    self._saving = None
 
   def __exit__(self, *_) -> None:
     self.close()
+
+  def _restore_any_attempt(self, step: int, abstract_state: Wanted) -> tuple[dict, dict]:
+    """Read a step from the first of its attempts that is intact."""
+    reasons = []
+    while True:
+      try:
+        return self._restore_twice(step, abstract_state)
+      except Damaged as damage:
+        reasons.append(str(damage))
+      if not self._store.pass_over(step):
+        raise Damaged("; ".join(dict.fromkeys(reasons)))
+      _log.warning("checkpoint step %d: a damaged attempt to save it is passed over: %s", step, reasons[-1])
 
   def _restore_twice(self, step: int, abstract_state: Wanted) -> tuple[dict, dict]:
     try:
@@ -250,10 +276,13 @@ class Checkpoints(contextlib.AbstractContextManager):
     return checkpoint_manifest.read(lambda: self._store.manifest(step), step)
 
   def _check_same(self, step: int, prints: dict[str, str]) -> None:
-    try:
-      saved = self._manifest(step)["tensors"]
-    except Damaged as damage:
-      raise UserError(f"{self._store.where(step)}: step exists and is damaged: {damage}; move it away") from None
+    saved = None
+    while saved is None:
+      try:
+        saved = self._manifest(step)["tensors"]
+      except Damaged as damage:
+        if not self._store.pass_over(step):
+          raise UserError(f"{self._store.where(step)}: step exists and is damaged: {damage}; move it away") from None
     differing = [n for n in sorted({*saved, *prints}) if saved.get(n, {}).get("fingerprint") != prints.get(n)]
     if differing:
       raise UserError(

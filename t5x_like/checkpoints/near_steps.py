@@ -74,6 +74,9 @@ class NearSteps:
     held = _from_all(np.array(mine + [-1] * (_MOST - len(mine)), np.int32))
     return sorted({int(step) for step in held.ravel() if step >= self.least})
 
+  def pass_over(self, step: int) -> bool:
+    return False
+
   def manifest(self, step: int) -> str:
     """Return the manifest of the first process that holds the step."""
     mine = next(iter(self._manifests(step).values()), b"")

@@ -3,8 +3,9 @@
 A step is a directory `<step>-<attempt>-<processes>/`. Every process writes its shards of the tensors as an object
 (`tensors-<process>.bin`, further ones `tensors-<process>-<part>.bin`) with an index beside them; when all have, process
 0 writes `manifest.json`, and only then the step is there. An attempt that was cut short has none and is removed by the
-next run that saves. Nothing is renamed: a step is set aside by an object `aside` in its directory, and may then be
-saved again as another attempt.
+next run that saves: first by an object `aside`, so that a process that was paused and now writes its manifest commits
+nothing. Nothing is renamed: a step too is set aside by an object `aside` in its directory, and may then be saved again
+as another attempt. Where a step has several attempts with a manifest, any intact one serves.
 """
 
 import concurrent.futures
@@ -27,6 +28,7 @@ from t5x_like.parallel import distributed
 
 _STEP = re.compile(r"([0-9]+)-[0-9a-f]{8}-([0-9]+)")
 _MANIFEST, _ASIDE = "manifest.json", "aside"
+_ABANDONED = b"abandoned"  # the content of `aside` for an attempt that another run did not finish
 _READERS, _WRITERS = 16, 4
 _PART_BYTES = 2**28  # of an object, so that none is too large for a request, and a repeated one costs little
 
@@ -41,14 +43,19 @@ class ObjectSteps:
     url: of the directory.
     kept: says which steps to keep.
     timeout_seconds: how long a save may take, over all processes.
+    check: called in process 0 before it commits or removes anything; raises if another run has taken the workdir.
   """
 
-  def __init__(self, url: str, kept, timeout_seconds: float):
+  def __init__(self, url: str, kept, timeout_seconds: float, check: Callable[[], None] = lambda: None):
     self._place, self._kept, self._timeout = place(url), kept, timeout_seconds
+    self._check = check
     self._saving: threading.Thread | None = None
     self._deadline = 0.0  # of the save under way
     self._failed: BaseException | None = None
-    self._cleaned, self._agreed, self._copies = False, {}, Copies()
+    self._copies = Copies()
+    self._agreed: dict[int, list[str]] = {}  # the directories of each step
+    self._damaged: set[str] = set()  # directories that a reader has passed over
+    self._interrupted: list[str] | None = None  # the attempts that earlier runs did not finish, once listed
     self._written: int | None = None
 
   def where(self, step: int) -> str:
@@ -61,9 +68,14 @@ class ObjectSteps:
     return self._written == step
 
   def agreed_steps(self) -> list[int]:
-    found = distributed.from_first(lambda: list(self._committed().items()))
-    self._agreed = dict(found)
+    self._agreed = dict(distributed.from_first(lambda: list(self._committed().items())))
     return sorted(self._agreed)
+
+  def pass_over(self, step: int) -> bool:
+    directories = self._directories(step)
+    self._damaged.add(directories[0])
+    self._agreed[step] = self._intact_first(directories)
+    return self._agreed[step][0] not in self._damaged
 
   def manifest(self, step: int) -> str:
     data = (self._place / self._directory(step) / _MANIFEST).read()
@@ -132,28 +144,36 @@ class ObjectSteps:
   def move_aside(self, steps: list[int], word: str) -> None:
     if jax.process_index() == 0:
       for step in steps:
-        (self._place / self._directory(step) / _ASIDE).write_text(word)
+        self._check()
+        for directory in self._directories(step):
+          (self._place / directory / _ASIDE).write_text(word)
     distributed.from_first(lambda: None)
-    self._agreed = {step: name for step, name in self._agreed.items() if step not in steps}
+    self._agreed = {step: names for step, names in self._agreed.items() if step not in steps}
 
-  def _committed(self) -> dict[int, str]:
-    """Return the directory of every committed step."""
-    found = {}
+  def _committed(self) -> dict[int, list[str]]:
+    """Return the directories of every committed step, one for each attempt, those known to be damaged last."""
+    directories: dict[int, list[str]] = {}
     for name in self._place.names():
       if (match := _STEP.fullmatch(name)) and self._state(name) == "committed":
-        found[int(match[1])] = name
-    return found
+        directories.setdefault(int(match[1]), []).append(name)
+    return {step: self._intact_first(names) for step, names in directories.items()}
+
+  def _intact_first(self, directories: list[str]) -> list[str]:
+    return sorted(directories, key=lambda name: (name in self._damaged, name))
 
   def _state(self, directory: str) -> str:
     if (self._place / directory / _ASIDE).is_file():
       return "aside"
     return "committed" if (self._place / directory / _MANIFEST).is_file() else "begun"
 
-  def _directory(self, step: int) -> str:
-    found = self._agreed.get(step) or self._committed().get(step)
-    if found is None:
+  def _directories(self, step: int) -> list[str]:
+    directories = self._agreed.get(step) or self._committed().get(step)
+    if directories is None:
       raise FileNotFoundError(f"{self.where(step)}: no such step")
-    return found
+    return directories
+
+  def _directory(self, step: int) -> str:
+    return self._directories(step)[0]
 
   def _local_parts(self, x, chunks: list[tuple[str, dict]]) -> dict[tuple, np.ndarray]:
     """Return this process's shards of a tensor, by index, from the chunks that overlap them."""
@@ -191,6 +211,11 @@ class ObjectSteps:
     try:
       before()
       mine = jax.process_index()
+      if mine == 0 and self._interrupted is None:
+        names = [name for name in self._place.names() if _STEP.fullmatch(name)]
+        # Listed before the check: as the workdir is still this run's, none of them belongs to a run that took it over.
+        self._check()
+        self._interrupted = names
       there = self._place / attempt
 
       def put(part: int) -> None:
@@ -204,7 +229,10 @@ class ObjectSteps:
         f"{attempt}/{mine}", [f"{attempt}/{other}" for other in range(jax.process_count())] if not mine else []
       )
       if mine == 0:
-        (there / _MANIFEST).write_text(json.dumps(manifest))
+        self._check()
+        if not (there / _MANIFEST).create(json.dumps(manifest).encode()):
+          raise TransientError(f"{there}/{_MANIFEST}: another process has written it; run the same command again")
+        self._check()  # again, as a run that took over in between has set this attempt aside
         self._written = manifest["step"]
         self._clean(attempt)
       self._meet(f"{attempt}/committed" if not mine else "", [f"{attempt}/committed"])
@@ -228,18 +256,35 @@ class ObjectSteps:
         ) from error
 
   def _clean(self, attempt: str) -> None:
-    """Remove steps that are no longer kept and, once, interrupted attempts; the manifest goes first."""
+    """Remove steps that are no longer kept and, once, what earlier runs left unfinished; the manifest goes first."""
     steps = self._committed()
-    steps[int(attempt.partition("-")[0])] = attempt  # whatever the listing says
+    steps.setdefault(int(attempt.partition("-")[0]), [attempt])  # whatever the listing says
     ordered = sorted(steps)
-    gone = [steps[step] for step, keep in zip(ordered, self._kept.of(ordered), strict=True) if not keep]
-    if not self._cleaned:
-      others = [name for name in self._place.names() if _STEP.fullmatch(name) and name != attempt]
-      gone += [name for name in others if self._state(name) == "begun"]
-      self._cleaned = True
-    for name in gone:
-      (self._place / name / _MANIFEST).unlink()
-      (self._place / name).rmtree()
+    for step, keep in zip(ordered, self._kept.of(ordered), strict=True):
+      for name in [] if keep else steps[step]:
+        self._check()
+        (self._place / name / _MANIFEST).unlink()
+        (self._place / name).rmtree()
+    interrupted, self._interrupted = self._interrupted, []
+    for name in interrupted:
+      self._remove_interrupted(name)
+
+  def _remove_interrupted(self, name: str) -> None:
+    """Remove the objects of an unfinished attempt, and what an earlier run has left of one.
+
+    An `aside` stays until a later run, in case that the attempt's process was only paused, and commits it after all.
+    """
+    there = self._place / name
+    aside = (there / _ASIDE).read()
+    if aside == _ABANDONED:
+      self._check()
+      there.rmtree()
+    elif aside is None and not (there / _MANIFEST).is_file():
+      self._check()
+      (there / _ASIDE).write_bytes(_ABANDONED)
+      for file in there.sizes():
+        if file != _ASIDE:
+          (there / file).unlink()
 
 
 def _file(process: int, part: int) -> str:

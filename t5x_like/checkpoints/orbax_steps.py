@@ -58,11 +58,12 @@ class LocalSteps:
     directory: created by the first `write`.
     kept: an orbax preservation policy.
     timeout_seconds: how long a save may take, over all processes.
+    check: called in process 0 before it commits a step or sets some aside; raises if another run has taken the workdir.
   """
 
-  def __init__(self, directory: str, kept, timeout_seconds: float):
+  def __init__(self, directory: str, kept, timeout_seconds: float, check: Callable[[], None] = lambda: None):
     self._directory = epath.Path(os.path.abspath(directory))
-    self._kept, self._timeout = kept, timeout_seconds
+    self._kept, self._timeout, self._check = kept, timeout_seconds, check
     self._manager: _Manager | None = None
     self._copies, self._pool = Copies(), None
     self._saving: concurrent.futures.Future | None = None
@@ -87,6 +88,10 @@ class LocalSteps:
   def agreed_steps(self) -> list[int]:
     """Return the committed steps, as process 0 sees them; all processes must call it."""
     return distributed.from_first(self.steps)
+
+  def pass_over(self, step: int) -> bool:
+    """Read a step from another attempt to save it from now on; return whether there is one that was not yet read."""
+    return False
 
   def manifest(self, step: int) -> str:
     """Return the manifest's text.
@@ -145,6 +150,7 @@ class LocalSteps:
   def move_aside(self, steps: list[int], word: str) -> None:
     """Rename steps so that they no longer count as committed, deleting nothing; all processes must call it."""
     if jax.process_index() == 0:
+      self._check()
       for step in steps:
         path = pathlib.Path(self._directory) / str(step)
         target, copies = path.with_name(f"{step}.{word}"), 0
@@ -161,6 +167,7 @@ class LocalSteps:
   def _sync(self) -> None:
     """Put all files of a step on disk, just before the rename that commits it; older steps are removed after that."""
     if jax.process_index() == 0:
+      self._check()
       for folder in pathlib.Path(self._directory).glob("*.orbax-checkpoint-tmp*"):
         for path in [*folder.rglob("*"), folder]:
           with contextlib.suppress(FileNotFoundError):

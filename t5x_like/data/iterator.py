@@ -28,6 +28,7 @@ from t5x_like import slots
 from t5x_like.data import preprocessors
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import DamageError, TransientError, UserError
+from t5x_like.files import answers
 
 
 def iterate(
@@ -81,8 +82,11 @@ class _Pipeline:
         raise UserError(f"config.task.preprocessors: {mine}") from error
       if refusal is None:
         raise
+      name, message = refusal.groups()
       kinds = {kind.__name__: kind for kind in (UserError, DamageError, TransientError)}
-      raise kinds[refusal[1]](refusal[2]) from error
+      if name == "UserError" and answers.names_passing_fault(message):  # TensorFlow drops the cause
+        name = "TransientError"
+      raise kinds[name](message) from error
     if self._drained:  # at the program's end; elements before this one may have been lost
       raise SystemExit("the program is ending, and with it the input pipeline")
     if element is None:

@@ -17,6 +17,8 @@ import sys
 import threading
 import types
 
+# jax sets 1 when it is imported. TensorFlow then prints a traceback for each error of a Python function of a pipeline.
+_LOG_LEVEL, _JAX_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL", "1"
 _ONEDNN, _KERAS = "TF_ENABLE_ONEDNN_OPTS", "keras.src.optimizers"
 _importing = threading.Lock()
 
@@ -40,7 +42,8 @@ class _AtFirstUse(types.ModuleType):
 def _tensorflow() -> types.ModuleType:
   with _importing:
     chosen = os.environ.get(_ONEDNN)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if os.environ.get(_LOG_LEVEL, _JAX_LOG_LEVEL) == _JAX_LOG_LEVEL:
+      os.environ[_LOG_LEVEL] = "2"
     os.environ.setdefault(_ONEDNN, "0")
     left_out = sys.modules.setdefault(_KERAS, None) is None
     try:

@@ -3,6 +3,7 @@
 `places.place` opens a path or an address. Modules, from the bottom up; each imports only from those before it:
 
   answers        one kind for each answer of a store, a network or a disk, whichever client passes it on
+  streams        stdout and stderr that end no program when they cannot be written
   file_names     checks of names that are read from files
   checked_json   JSON from outside, parsed and checked
   local          a path: whole files, written aside, flushed and renamed

@@ -6,6 +6,7 @@ same answers. `kind` classifies them; `errors.answered` turns a kind into the er
 
 import enum
 import errno
+import os
 import re
 from collections.abc import Iterator
 
@@ -58,7 +59,7 @@ _ERRNOS = {
   getattr(errno, name): kind
   for name, kind in _kinds(
     TRANSIENT="EIO|EAGAIN|EBUSY|EINTR|ESTALE|ETIMEDOUT|ECONNRESET|ECONNREFUSED|ECONNABORTED|EPIPE|ENETDOWN|ENETUNREACH|"
-    "ENETRESET|EHOSTDOWN|EHOSTUNREACH|EREMOTEIO|ENOTCONN",
+    "ENETRESET|EHOSTDOWN|EHOSTUNREACH|EREMOTEIO|ENOTCONN|ENOBUFS|ENOLINK|ENONET|ECOMM|ESHUTDOWN|ETIME",
     ABSENT="ENOENT|ENOTDIR",
     EXISTS="EEXIST",
     REFUSED="EACCES|EPERM",
@@ -75,6 +76,8 @@ _WORDS = _kinds(  # absl's codes as TensorStore writes them, and phrases of mess
   ABSENT="NOT_FOUND",
   OTHER="does not support|Bad Request: ",
 )
+_PASSING = {os.strerror(number) for number, kind in _ERRNOS.items() if kind is Kind.TRANSIENT}
+_WORDS |= dict.fromkeys(_PASSING, Kind.TRANSIENT)
 _STATUS = re.compile(r"http_response_code='(\d{3})'|HTTP (?:response )?(?:code:? )?([45]\d\d)\b")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _BODY = re.compile(r"\s*\[(?:http_response_(?:body|code)|HTTP code)\b.*")
@@ -107,6 +110,16 @@ def kind(error: BaseException) -> Kind | None:
   when this one was raised, perhaps the end of the whole run, counts only as a last resort.
   """
   return _kind(list(chain(error, explicit=True))) or _kind(list(chain(error)))
+
+
+def of_errno(number: int | None) -> Kind | None:
+  """Return the kind of an error number of the operating system; None if it says nothing of a store, network or disk."""
+  return _ERRNOS.get(number)
+
+
+def names_passing_fault(message: str) -> bool:
+  """Return whether a message has the operating system's words for a fault that passes, such as "Stale file handle"."""
+  return any(words in message for words in _PASSING)
 
 
 def _kind(links: list[BaseException]) -> Kind | None:

@@ -21,6 +21,7 @@ import fsspec
 from t5x_like.errors import TransientError, UserError, is_transient, one_line
 from t5x_like.files import answers
 from t5x_like.files.answers import Kind
+from t5x_like.files.local import Versioned
 
 Part = slice | None  # a range of a file's bytes; None is the whole file
 
@@ -46,8 +47,9 @@ class _TensorStore:
   """The files below an address, by key.
 
   `read` returns the future of an `Answer` with all bytes or a range; `write` writes a whole file, or deletes it if
-  `data` is None; `create` writes a file that must not exist; `find` returns the keys that begin with a prefix, with the
-  sizes of the files (None if unknown).
+  `data` is None; `create` writes a file that must not exist; `replace` writes or deletes a file that must still be of
+  the version that `read_version` returned; `find` returns the keys that begin with a prefix, with the sizes of the
+  files (None if unknown).
   """
 
   def __init__(self, url: str):
@@ -68,7 +70,14 @@ class _TensorStore:
     self._files.write(key, data).result(timeout=timeout)
 
   def create(self, key: str, data: bytes, timeout: float) -> bool:
-    return bool(self._files.write(key, data, if_equal=_ABSENT).result(timeout=timeout).generation)
+    return self.replace(key, data, _ABSENT, timeout)
+
+  def read_version(self, key: str, timeout: float) -> Versioned | None:
+    answer = self._files.read(key).result(timeout=timeout)
+    return None if answer.state == "missing" else Versioned(bytes(answer.value), answer.stamp.generation)
+
+  def replace(self, key: str, data: bytes | None, version: bytes, timeout: float) -> bool:
+    return bool(self._files.write(key, data, if_equal=version).result(timeout=timeout).generation)
 
   def find(self, prefix: str, timeout: float) -> dict[str, int | None]:
     keys = self._ts.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "")
@@ -112,6 +121,18 @@ class _Fsspec:
 
   def create(self, key: str, data: bytes, timeout: float) -> bool:
     self._put(key, data, mode="create")
+    return True
+
+  def read_version(self, key: str, timeout: float) -> Versioned | None:
+    answer = self.read(key).result(timeout=timeout)
+    return None if answer.state == "missing" else Versioned(answer.value, answer.value)
+
+  def replace(self, key: str, data: bytes | None, version: bytes, timeout: float) -> bool:
+    """Compare before writing, as fsspec has no conditional writes."""
+    current = self.read_version(key, timeout)
+    if current is None or current.version != version:
+      return False
+    self.write(key, data, timeout)
     return True
 
   def find(self, prefix: str, timeout: float) -> dict[str, int | None]:

@@ -14,6 +14,7 @@ from t5x_like.files.places import Place
 
 SECONDS = 60.0  # after which the lease of a dead process is taken over
 _BEATS = 6  # signs of life during the time after which a silent lease may be taken
+_SETTLING_SECONDS = 0.5
 _log = logging.getLogger("t5x_like.files.leases")
 
 
@@ -23,6 +24,8 @@ class Lease:
   A process that meets a lease watches it: if it changes, its holder is alive. Clocks are not compared. A lease whose
   holder is known to be dead is taken at once. Only a process under the same boot of the same kernel, in the same PID
   namespace, can know: two containers may share a host name, and each has a process 1.
+
+  A lease is replaced, renewed and removed only as it was last read, by conditional writes where the store has them.
 
   Args:
     directory: the directory.
@@ -42,8 +45,8 @@ class Lease:
     self._ended, self._beats, self._thread = threading.Event(), 0, None
 
   def __enter__(self) -> "Lease":
-    while not self._file.create(self._data()):
-      self._take()
+    while not (self._file.create(self._data()) or self._take_over()):
+      pass
     self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
     self._thread.start()
     return self
@@ -51,8 +54,9 @@ class Lease:
   def __exit__(self, *_) -> None:
     self.abandon()
     try:
-      if self._is_mine(self._file.read()):
-        self._file.unlink(missing_ok=True)
+      lease = self._file.read_version()
+      if lease is not None and self._is_mine(lease.content):
+        self._file.replace_version(None, lease.version)
     except (OSError, UserError, TransientError) as error:  # it must not hide how the run ended
       _log.warning("the lease is left to run out: %s", error)
 
@@ -83,26 +87,35 @@ class Lease:
     if not self._is_mine(found):
       raise TransientError(f"{self._directory}: another process has taken it over; this one stops")
 
-  def _take(self) -> None:
-    """Delete the existing lease if its holder is dead; raise `Held` if it is alive."""
-    seen = self._file.read()
+  def _take_over(self) -> bool:
+    """Replace the existing lease if its holder is dead; raise `Held` if it is alive.
+
+    Returns:
+      Whether the lease is this process's now; if not, it is gone, or another process was faster.
+    """
+    lease = self._file.read_version()
     deadline = time.monotonic() + self._seconds
-    while seen is not None and not _dead(seen) and time.monotonic() < deadline:
+    while lease is not None and not _dead(lease.content) and time.monotonic() < deadline:
       time.sleep(self._seconds / _BEATS)
-      now = self._file.read()
-      if now is not None and now != seen:
-        raise Held(f"{self._directory}: another process {self._doing.format(_told(now))}")
-      seen = now
-    if seen is not None and self._file.read() == seen:
-      self._file.unlink(missing_ok=True)
+      now = self._file.read_version()
+      if now is not None and now != lease:
+        raise Held(f"{self._directory}: another process {self._doing.format(_told(now.content))}")
+      lease = now
+    if lease is None or not self._file.replace_version(self._data(), lease.version):
+      return False
+    # Where a store cannot compare and write at once, another process may have replaced the same lease: the last counts.
+    time.sleep(min(_SETTLING_SECONDS, self._seconds / _BEATS))
+    return self._is_mine(self._file.read())
 
   def _beat(self) -> None:
+    """Renew the lease, but never another process's: this one may have been paused for long between two lines."""
     while not self._ended.wait(self._seconds / _BEATS):
       try:
-        if not self._is_mine(self._file.read()):
+        lease = self._file.read_version()
+        if lease is None or not self._is_mine(lease.content):
           return  # `check` will say so
         self._beats += 1
-        self._file.write_bytes(self._data())
+        self._file.renew(self._data(), lease.version)
       except (OSError, UserError, TransientError):
         continue  # the store is down or locked, perhaps for others too; `check` will say so
 

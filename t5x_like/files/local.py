@@ -7,11 +7,19 @@ import pathlib
 import shutil
 import stat
 import uuid
+from typing import Any, NamedTuple
 
 from t5x_like.errors import UserError, one_line, retried
 
 _UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)  # of file systems without fsync
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+
+
+class Versioned(NamedTuple):
+  """The content of a file; `version` names it in conditional writes, and changes with every write."""
+
+  content: bytes
+  version: Any
 
 
 class Irregular(OSError):
@@ -40,6 +48,12 @@ def check_below(folder) -> None:
         raise
       except OSError:  # left to the reader, who knows what the file is for
         continue
+
+
+def _version(file: int) -> tuple[int, int, int]:
+  """Return the device, the inode and the time of modification of an open file."""
+  status = os.fstat(file)
+  return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def content(path) -> bytes | None:
@@ -118,12 +132,16 @@ class Local(type(pathlib.Path())):
       return None
 
   def read_bytes(self) -> bytes:
-    check(self)
-    return super().read_bytes()
+    def call() -> bytes:
+      check(self)
+      with open(self, "rb") as file:
+        return file.read()
+
+    return retried(call, self)
 
   def read_text(self, encoding: str | None = "utf-8", errors: str | None = None) -> str:
-    check(self)
-    return super().read_text(encoding, errors)
+    text = self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # as `open` reads it
 
   def write_bytes(self, data: bytes) -> None:
     """Write the file atomically: readers see the old or the complete new content, even after a power failure."""
@@ -151,20 +169,53 @@ class Local(type(pathlib.Path())):
     except FileExistsError:
       return self.read() == data
 
+  def read_version(self) -> Versioned | None:
+    """Return the file's content with its version, for `replace_version`; None if there is no file."""
+
+    def call() -> Versioned:
+      check(self)
+      with open(self, "rb") as file:
+        return Versioned(file.read(), _version(file.fileno()))
+
+    try:
+      return retried(call, self)
+    except (FileNotFoundError, NotADirectoryError):
+      return None
+
+  def replace_version(self, data: bytes | None, version: Any) -> bool:
+    """Write the file, or delete it if `data` is None; False, without a change, if it is no longer of this version.
+
+    There is a moment between the comparison and the change.
+    """
+    current = self.read_version()
+    if current is None or current.version != version:
+      return False
+    if data is None:
+      self.unlink(missing_ok=True)
+    else:
+      self.write_bytes(data)
+    return True
+
+  def renew(self, data: bytes, version: Any) -> bool:
+    """Change the version of the file, by its time of modification; False if it is no longer of this version.
+
+    A process that is paused between the comparison and the change touches only the file that it compared.
+    """
+    try:
+      file = os.open(self, os.O_RDWR)
+    except FileNotFoundError:
+      return False
+    try:
+      if _version(file) != version:
+        return False
+      os.utime(file)
+      return True
+    finally:
+      os.close(file)
+
   def sizes(self, prefix: str = "") -> dict[str, int]:
     """Return the files below this directory whose names begin with a prefix, with their sizes."""
-    found, waiting = {}, [""]
-    while waiting:
-      directory = waiting.pop()
-      with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self / directory) as entries:
-        for entry in entries:
-          name = f"{directory}{entry.name}"
-          if entry.is_dir():
-            waiting.append(f"{name}/")
-          elif name.startswith(prefix):
-            with contextlib.suppress(FileNotFoundError):  # a dangling link
-              found[name] = entry.stat().st_size
-    return found
+    return retried(lambda: self._sizes(prefix), self)
 
   def names(self) -> list[str]:
     """Return the sorted names of the directory's entries; [] if there is no such directory."""
@@ -175,12 +226,26 @@ class Local(type(pathlib.Path())):
 
   def size(self) -> int:
     """Return the size of the file in bytes."""
-    return os.path.getsize(self)
+    return retried(lambda: os.path.getsize(self), self)
 
   def changed(self) -> int:
     """Return when the file was last modified, in nanoseconds."""
-    return os.stat(self).st_mtime_ns
+    return retried(lambda: os.stat(self).st_mtime_ns, self)
 
   def rmtree(self, missing_ok: bool = False) -> None:
     with contextlib.suppress(FileNotFoundError) if missing_ok else contextlib.nullcontext():
       shutil.rmtree(self)
+
+  def _sizes(self, prefix: str) -> dict[str, int]:
+    sizes, waiting = {}, [""]
+    while waiting:
+      directory = waiting.pop()
+      with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self / directory) as entries:
+        for entry in entries:
+          name = f"{directory}{entry.name}"
+          if entry.is_dir():
+            waiting.append(f"{name}/")
+          elif name.startswith(prefix):
+            with contextlib.suppress(FileNotFoundError):  # a dangling link
+              sizes[name] = entry.stat().st_size
+    return sizes

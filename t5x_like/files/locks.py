@@ -5,8 +5,11 @@ none: there a `leases.Lease`, a file that its holder keeps changing, says that t
 """
 
 import contextlib
+import errno
 import fcntl
 import os
+import pathlib
+import re
 import threading
 
 from t5x_like import slots
@@ -15,6 +18,17 @@ from t5x_like.files.local import Local
 from t5x_like.files.places import Place
 
 WRITING = "is writing this store ({}): wait for it or stop it, or choose another place"
+_MOUNTS = pathlib.Path("/proc/self/mountinfo")
+_OCTAL = re.compile(r"\\([0-7]{3})")  # of spaces in paths
+# By type of file system, the options with which its locks are of one host; "" where they always are.
+_LOCAL_LOCKS = {
+  "nfs": {"nolock", "local_lock=flock", "local_lock=all"},
+  "nfs4": {"nolock", "local_lock=flock", "local_lock=all"},
+  "cifs": {"nobrl"},
+  "smb3": {"nobrl"},
+  "lustre": {"localflock"},
+  **dict.fromkeys(("fuse.sshfs", "fuse.gcsfuse", "fuse.s3fs", "fuse.goofys", "fuse.rclone", "fuse.mount-s3"), {""}),
+}
 _open: set[int] = set()  # the descriptors of all locks of this process
 
 
@@ -91,6 +105,28 @@ def _beat(path: str, ended: threading.Event, seconds: float) -> None:
       os.utime(path)
 
 
+def _locks_reach_other_hosts(path: str) -> bool:
+  """Return whether a lock on a file excludes the processes of other hosts that share its file system.
+
+  Mounts of network disks may keep locks to their host, and then succeed on several hosts at once.
+  """
+  try:
+    lines = _MOUNTS.read_text().splitlines()
+    where = os.path.realpath(path)
+  except OSError:
+    return True
+  mounts = []
+  for line in lines:
+    before, _, after = line.partition(" - ")
+    point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), before.split()[4])
+    if where == point or where.startswith(point.rstrip("/") + "/"):
+      mounts.append((len(point), after.split()))
+  if not mounts:
+    return True
+  _, (kind, *_, options) = max(mounts, key=lambda mount: mount[0])
+  return kind not in _LOCAL_LOCKS or not _LOCAL_LOCKS[kind].intersection(options.split(",") + [""])
+
+
 def _locked(path: str, how: int, kind: int) -> int:
   """Open a file or directory and lock it; see `Lock`."""
   file = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | how, 0o666)
@@ -131,6 +167,8 @@ def hold(directory: Place, name: str, doing: str, lease: str, beats: float | Non
   if isinstance(directory, Local):
     directory.mkdir(parents=True, exist_ok=True)
     try:
+      if not _locks_reach_other_hosts(os.fspath(directory)):
+        raise NoLocks(errno.ENOLCK, "locks are of one host", os.fspath(directory))
       return Lock(directory / name, beats=beats)
     except BlockingIOError:
       raise Held(f"{directory}: another process {doing.format('').replace(' ()', '')}") from None

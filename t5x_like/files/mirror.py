@@ -4,6 +4,7 @@ import functools
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Callable
 
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
@@ -66,10 +67,11 @@ class Mirror:
         (self.local / name).write_bytes(data)
     self._pushed = self._found()
 
-  def push(self) -> None:
-    """Upload the files that have changed."""
+  def push(self, check: Callable[[], None]) -> None:
+    """Upload the files that have changed; `check` is called before each, and raises if they are another run's now."""
     for name, version in self._found().items():
       if self._pushed.get(name) != version:
+        check()
         (self._there / name).write_bytes((self.local / name).read_bytes())
         self._pushed[name] = version
 

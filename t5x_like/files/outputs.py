@@ -172,7 +172,7 @@ class Output:
         yield file
     elif self._descriptor == 1 and hasattr(sys.stdout, "buffer"):
       yield sys.stdout.buffer  # wherever the program sent its standard output
-      sys.stdout.flush()
+      sys.stdout.buffer.flush()
     elif self._descriptor is not None:
       with os.fdopen(os.dup(self._descriptor), "wb") as file:
         yield file

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from t5x_like import slots
-from t5x_like.errors import DamageError, UserError, one_line
+from t5x_like.errors import DamageError, UserError, is_transient, one_line, retried
 from t5x_like.files.local import Local
 from t5x_like.files.places import Place, place
 
@@ -66,6 +66,13 @@ class Files(abc.ABC):
       UserError: a file is missing or not readable.
       DamageError: a file is too short.
       TransientError: a file cannot be read now.
+    """
+
+  @abc.abstractmethod
+  def changed(self, shards: Shards) -> list[tuple[str, int]]:
+    """Return the array and shard of the files that were read, and have changed since they were first opened.
+
+    A file that has only been touched counts as changed, and is returned once.
     """
 
   def __init__(self, root: Place, remedy: str):
@@ -153,6 +160,11 @@ class _Pool:
       self._keep(most * 7 // 8)
     return descriptor
 
+  def close(self, key: tuple[int, str, int]) -> None:
+    """Close a file, if it is open."""
+    with self._lock:
+      self._open.pop(key, None)
+
   def forget(self, serial: int) -> None:
     """Close the files of a store."""
     with self._lock:
@@ -175,11 +187,23 @@ class LocalFiles(Files):
   def __init__(self, root: Local, remedy: str):
     super().__init__(root, remedy)
     self._serial = next(_serials)
+    self._signatures: dict[tuple[str, int], tuple[int, int]] = {}  # of the files that were opened, by array and shard
 
   def __del__(self, pool=_pool):
     pool.forget(self._serial)
 
   def fill(self, shards: Shards, array: str, reads: Sequence[Read]) -> None:
+    try:
+      self._fill(shards, array, reads)
+    except OSError as error:
+      if not is_transient(error):
+        raise self._refusal(error) from error
+      try:
+        retried(lambda: self._fill(shards, array, reads), self._root)
+      except OSError as second:
+        raise self._refusal(second) from second
+
+  def _fill(self, shards: Shards, array: str, reads: Sequence[Read]) -> None:
     late, get, serial = [], _pool.get, self._serial
     for shard, offset, into in reads:
       try:
@@ -189,7 +213,7 @@ class LocalFiles(Files):
           late.append((shard, offset + done, into[done:]))
           _announce(descriptor.fd, offset + done, len(into) - done)
       except OSError as error:
-        raise self._refusal(shards.file(array, shard), error) from error
+        raise self._drop_file(shards, array, shard, error)  # noqa: B904 -- the same error
     for shard, offset, into in late:
       try:
         descriptor = _pool.get((self._serial, array, shard)) or self._open(shards, array, shard)
@@ -202,17 +226,43 @@ class LocalFiles(Files):
             )
           offset, into = offset + done, into[done:]
       except OSError as error:
-        raise self._refusal(shards.file(array, shard), error) from error
+        raise self._drop_file(shards, array, shard, error)  # noqa: B904 -- the same error
 
   def _open(self, shards: Shards, array: str, shard: int) -> _Descriptor:
-    return _pool.open((self._serial, array, shard), self.name(shards.file(array, shard)))
+    descriptor = _pool.open((self._serial, array, shard), self.name(shards.file(array, shard)))
+    self._signatures.setdefault((array, shard), _signature(os.fstat(descriptor.fd)))
+    return descriptor
 
-  def _refusal(self, file: str, error: OSError) -> UserError:
+  def changed(self, shards: Shards) -> list[tuple[str, int]]:
+    changed = []
+    for (array, shard), signature in list(self._signatures.items()):
+      try:
+        current = _signature(os.stat(self.name(shards.file(array, shard))))
+      except OSError:  # the next reader tells, if it needs the file
+        continue
+      if current != signature:
+        self._signatures[array, shard] = current
+        _pool.close((self._serial, array, shard))
+        changed.append((array, shard))
+    return changed
+
+  def _drop_file(self, shards: Shards, array: str, shard: int, error: OSError) -> OSError:
+    """Close a file that could not be read, as its descriptor may be stale; return the error with the file's path."""
+    _pool.close((self._serial, array, shard))
+    error.filename = self.name(shards.file(array, shard))
+    return error
+
+  def _refusal(self, error: OSError) -> UserError:
     if error.errno in (errno.EMFILE, errno.ENFILE):
       return UserError(
-        f"{self.name(file)}: cannot be opened ({error.strerror}): raise the limit of open files (ulimit -n)"
+        f"{error.filename}: cannot be opened ({error.strerror}): raise the limit of open files (ulimit -n)"
       )
-    return UserError(f"{self.name(file)}: cannot be read ({error.strerror}): copy it again or {self._remedy}")
+    return UserError(f"{error.filename}: cannot be read ({error.strerror}): copy it again or {self._remedy}")
+
+
+def _signature(status: os.stat_result) -> tuple[int, int]:
+  """Return the size and the time of modification of a file: what a change of its content changes."""
+  return status.st_size, status.st_mtime_ns
 
 
 def _cached(fd: int, into: tuple[memoryview], offset: int) -> int:

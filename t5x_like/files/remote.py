@@ -20,6 +20,7 @@ from t5x_like.errors import DamageError, answered, exit_code, retried
 from t5x_like.files import answers, clients
 from t5x_like.files.answers import Kind
 from t5x_like.files.clients import Part
+from t5x_like.files.local import Versioned
 
 _ALIASES = {"gcs": "gs", "s3a": "s3"}
 _ATTEMPT_SECONDS = 30.0  # for an answer, besides the time for its bytes
@@ -82,14 +83,21 @@ class Remote:
     """Return the file's bytes, or a range; None if there is no file. Raise DamageError for a range outside it."""
     return _read(self._root, [(self._key, part)], self._address)[0]
 
-  def read_many(self, parts: Sequence[tuple[str, Part]], seconds: float | None = None) -> list[bytes | None]:
+  def read_many(
+    self, parts: Sequence[tuple[str, Part]], seconds: float | None = None, versions: dict[str, Any] | None = None
+  ) -> list[bytes | None]:
     """Request files of this directory, or ranges of them, all at once; see `read`.
 
     Args:
       seconds: how long to wait for each, over all attempts.
+      versions: filled with the version of each file, by name, where the store gives one; see `read_version`.
     """
     before = f"{self._key}/".lstrip("/")
-    return _read(self._root, [(before + name, part) for name, part in parts], self._address, seconds)
+    by_key: dict[str, Any] = {}
+    data = _read(self._root, [(before + name, part) for name, part in parts], self._address, seconds, by_key)
+    if versions is not None:
+      versions.update({key.removeprefix(before): version for key, version in by_key.items()})
+    return data
 
   def read_bytes(self) -> bytes:
     data = self.read()
@@ -123,6 +131,27 @@ class Remote:
 
     # The answer to a successful write may have been lost; the second attempt then finds the data of the first.
     return self._answer(call, "written") or self.read() == data
+
+  def read_version(self) -> Versioned | None:
+    """Return the file's content with its version, for `replace_version`; None if there is no file."""
+    return self._answer(lambda files, timeout: files.read_version(self._key, timeout), "read", _WHOLE)
+
+  def replace_version(self, data: bytes | None, version: Any) -> bool:
+    """Write the file, or delete it if `data` is None; False, without a change, if it is no longer of this version.
+
+    Google's store and S3 compare and write at once; elsewhere there is a moment between. `data` must differ from call
+    to call.
+    """
+
+    def call(files: clients.Client, timeout: float) -> bool:
+      return files.replace(self._key, data, version, timeout)
+
+    # As in `create`, the answer to a successful write may have been lost.
+    return self._answer(call, "written") or self.read() == data
+
+  def renew(self, data: bytes, version: Any) -> bool:
+    """Change the version of the file, by writing `data`; False if it is no longer of this version."""
+    return self.replace_version(data, version)
 
   def sizes(self, prefix: str = "") -> dict[str, int | None]:
     """Return the files below this directory whose names begin with a prefix, with their sizes (None if unknown)."""
@@ -201,9 +230,13 @@ class Remote:
 
 
 def _read(
-  root: str, parts: Sequence[tuple[str, Part]], address: Callable[[str], str], seconds: float | None = None
+  root: str,
+  parts: Sequence[tuple[str, Part]],
+  address: Callable[[str], str],
+  seconds: float | None = None,
+  versions: dict[str, Any] | None = None,
 ) -> list[bytes | None]:
-  """Request ranges of files of a bucket at once; None for an absent file."""
+  """Request ranges of files of a bucket at once; None for an absent file. `versions` is filled by key."""
   files, found = clients.client(root), []
   waiting = [files.read(key, part) for key, part in parts]
   for (key, part), future in zip(parts, waiting, strict=True):
@@ -223,6 +256,10 @@ def _read(
         raise DamageError(
           answers.message(Kind.DAMAGED, address(key), "read", EOFError(f"{len(answer.value)} of {size} bytes"))
         )
+      # Of TensorStore. The copies of a file on several web servers may differ in their versions.
+      stamp = None if root.startswith("http") else getattr(answer, "stamp", None)
+      if versions is not None and stamp is not None:
+        versions[key] = stamp.generation
       return bytes(answer.value)
 
     with _answers(address(key), "read"):

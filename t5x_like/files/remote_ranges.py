@@ -7,6 +7,7 @@ An unanswered read is requested again; after five minutes the run ends with a on
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from t5x_like.files.clients import Part
 from t5x_like.files.ranges import Files, Read, Shards
@@ -44,6 +45,15 @@ class RemoteFiles(Files):
     self._kept: bool | None = None  # whether blocks stay cached; decided at the first read
     self._blocks: dict[tuple[str, int], threading.Event | bytes] = {}
     self._lock = threading.Lock()
+    self._versions: dict[str, Any] = {}  # of the files that were read, by path
+    self._shards: dict[str, tuple[str, int]] = {}  # array and shard of each of them
+    self._changed: set[tuple[str, int]] = set()
+
+  def changed(self, shards: Shards) -> list[tuple[str, int]]:
+    """As the store names a file's version with every answer, this asks for nothing."""
+    changed = sorted(self._changed)
+    self._changed.difference_update(changed)
+    return changed
 
   def __del__(self):
     self._budget.take(-self._taken)
@@ -56,10 +66,12 @@ class RemoteFiles(Files):
       self._decide(shards.num_bytes)
     if not self._kept:
       ranges = [(shards.file(array, shard), slice(offset, offset + len(into))) for shard, offset, into in reads]
+      self._shards.update({file: (array, shard) for (file, _), (shard, _, _) in zip(ranges, reads, strict=True)})
       for (_, _, into), data in zip(reads, self._ranges(ranges), strict=True):
         into[:] = data
       return
     files = {shard: shards.file(array, shard) for shard, _, _ in reads}
+    self._shards.update({file: (array, shard) for shard, file in files.items()})
     keys = {
       (files[shard], block): (shard, block)
       for shard, offset, into in reads
@@ -111,5 +123,10 @@ class RemoteFiles(Files):
 
   def _ranges(self, ranges: Sequence[tuple[str, Part]]) -> list[bytes]:
     """Request all ranges at once and return their bytes."""
-    found = self._root.read_many(ranges, PATIENCE_SECONDS)
+    versions: dict[str, Any] = {}
+    found = self._root.read_many(ranges, PATIENCE_SECONDS, versions)
+    for file, version in versions.items():
+      if self._versions.setdefault(file, version) != version:
+        self._versions[file] = version
+        self._changed.add(self._shards[file])
     return [self._present(file, data) for (file, _), data in zip(ranges, found, strict=True)]

@@ -6,12 +6,14 @@ the port.
 """
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import itertools
 import json
 import os
 import pathlib
+import signal
 import socket
 import sys
 import time
@@ -22,12 +24,18 @@ from typing import Any
 import jax
 
 from t5x_like import errors
-from t5x_like.errors import TransientError, UserError, one_line
+from t5x_like.errors import EXIT_TRANSIENT, TransientError, UserError, is_transient, one_line
+from t5x_like.files.streams import Stream
 
 _ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _GREETING = "t5x_like.rendezvous.v1"
 _LINE_BYTES = 4096
 _SAY_SECONDS = 60.0
+_ABORTED = (
+  "jax has ended this process, as a rule because another process of the job has ended or does not answer; see the logs"
+  " of the others, and run the same command again"
+)
+_abort_handler = None  # kept, as libc calls it
 # Calls are counted alike in all processes, so that each has a key of its own in JAX's key-value store.
 _agreements, _answers = itertools.count(), itertools.count()
 
@@ -63,6 +71,7 @@ def initialize(*, timeout_seconds: float = 300) -> None:
     _report(host, port, job, deadline, timeout_seconds)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   _keep_stdout_for_python()
+  _end_aborts_as_transient()
   try:
     jax.distributed.initialize(
       job.address,
@@ -91,7 +100,29 @@ def _keep_stdout_for_python() -> None:
   sys.stdout.flush()
   kept = os.dup(1)
   os.dup2(os.open(os.devnull, os.O_WRONLY) if jax.config.jax_platforms == "cpu" else 2, 1)
-  sys.stdout = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)  # noqa: SIM115
+  stream = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)  # noqa: SIM115
+  sys.stdout = Stream(stream)
+
+
+def _end_aborts_as_transient() -> None:
+  """Exit with the code of a transient error where jax aborts this process.
+
+  It does so, from C++ and in another thread, as soon as its service says that another process of the job has ended or
+  is silent. It takes no Python function to call instead (jaxlib 0.10 cannot convert its argument), and Python's own
+  handlers run too late. So the handler is set by libc, in jobs of several processes only.
+  """
+  global _abort_handler
+
+  @ctypes.CFUNCTYPE(None, ctypes.c_int)
+  def end(_: int) -> None:
+    os.write(2, f"transient error: {_ABORTED}\n".encode())
+    os._exit(EXIT_TRANSIENT)
+
+  set_handler = ctypes.CDLL(None).signal
+  set_handler.argtypes = [ctypes.c_int, ctypes.c_void_p]
+  set_handler.restype = ctypes.c_void_p
+  set_handler(signal.SIGABRT, ctypes.cast(end, ctypes.c_void_p))
+  _abort_handler = end
 
 
 def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
@@ -115,7 +146,7 @@ def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
         if report.get(name) != facts.get(name):
           raise UserError(
             f"process {index} has {name} {report.get(name)}, process 0 has {facts.get(name)}; start all processes "
-            "with the same code and the same config"
+            "with the same code, config, workdir and packages"
           )
 
   # Process 0 reads all facts, and the others its verdict: two messages a process, however many there are.
@@ -137,9 +168,14 @@ def _read(store, key: str, seconds: float, late: str) -> str:
   try:
     return store.blocking_key_value_get(key, max(1, int(seconds * 1000)))
   except RuntimeError as error:
-    if "DEADLINE_EXCEEDED" not in str(error):
-      raise
-    raise TransientError(late) from None
+    if "DEADLINE_EXCEEDED" in str(error):
+      raise TransientError(late) from None
+    if is_transient(error):
+      raise TransientError(
+        f"process 0 of {jax.process_count()} cannot be reached: {one_line(error)[:200]}; see its log, and run the same"
+        " command again"
+      ) from error
+    raise
 
 
 def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> Any:
@@ -161,7 +197,8 @@ def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> 
       outcome = ["made", ""]
       return made
     except UserError as error:
-      outcome = ["refused", one_line(error)]
+      if errors.error_class(error) is UserError:
+        outcome = ["refused", one_line(error)]
       raise
     finally:
       store.key_value_set(key, json.dumps(outcome))
@@ -199,7 +236,8 @@ def from_first(make: Callable[[], Any], *, timeout_seconds: float = 600) -> Any:
     try:
       answer = make()
     except Exception as error:
-      store.key_value_set(key, json.dumps({"error": type(error).__name__, "message": one_line(error)}))
+      kind = errors.error_class(error) or type(error)
+      store.key_value_set(key, json.dumps({"error": kind.__name__, "message": one_line(error)}))
       raise
     store.key_value_set(key, json.dumps({"answer": answer}))
     return answer

@@ -8,6 +8,7 @@ the steps from there to `step` were lost.
 import contextlib
 import datetime
 import json
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from t5x_like.files import checked_json, local
 from t5x_like.files.local import Local, synced
 
 FILE = "metrics.jsonl"
+_log = logging.getLogger("t5x_like.metrics")
 
 
 def read_metrics(workdir) -> list[dict[str, Any]]:
@@ -70,14 +72,15 @@ class MetricsWriter(contextlib.AbstractContextManager):
     trackers: Callable[[], Sequence] = tuple,
   ):
     self._file, self.missing, self._trackers = None, None, ()
+    self._last_step = 0  # with a line in the file
+    self._size = 0  # of the file after the last write
     if not primary:
       return
     self._path = pathlib.Path(workdir) / FILE
     with self._disk_errors():
       self._path.parent.mkdir(parents=True, exist_ok=True)
       self._drop_after(resume_step, expected)
-      self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 -- closed by close()
-      synced(self._path.parent)
+      self._open()
       self._trackers = trackers()
 
   def write(self, step: int, metrics: dict[str, float]) -> None:
@@ -87,8 +90,9 @@ class MetricsWriter(contextlib.AbstractContextManager):
     values = {name: float(value) for name, value in metrics.items()}
     row = {"step": int(step), **checked_json.finite(values)}
     with self._disk_errors():
-      self._file.write(json.dumps(row, allow_nan=False) + "\n")
-      self._file.flush()
+      self._check_file()
+      self._append(row)
+      self._last_step = int(step)
       for tracker in self._trackers:
         tracker.write(int(step), values)
 
@@ -97,6 +101,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
     if self._file is None:
       return
     with self._disk_errors():
+      self._check_file()
       self._file.flush()
       os.fsync(self._file.fileno())
       for tracker in self._trackers:
@@ -118,16 +123,56 @@ class MetricsWriter(contextlib.AbstractContextManager):
   def __exit__(self, *_) -> None:
     self.close()
 
+  def _open(self) -> None:
+    self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 -- closed by close()
+    self._size = os.fstat(self._file.fileno()).st_size
+    synced(self._path.parent)
+
+  def _append(self, row: dict[str, Any]) -> None:
+    self._file.write(json.dumps(row, allow_nan=False) + "\n")
+    self._file.flush()
+    self._size = os.fstat(self._file.fileno()).st_size
+
+  def _check_file(self) -> None:
+    """Go on in the file that is at the path now, if it was removed, replaced or cut; mark and report lost lines."""
+    try:
+      status = os.stat(self._path)
+      change = None if os.path.samestat(status, os.fstat(self._file.fileno())) else "replaced"
+      if change is None and status.st_size < self._size:
+        change = "cut"
+    except FileNotFoundError:
+      change = "removed"
+    if change is None:
+      return
+    self._file.close()
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    content = local.content(self._path) or b""
+    if content and not content.endswith(b"\n"):
+      Local(self._path).write_bytes(content[: content.rfind(b"\n") + 1])
+    self._open()
+    present = max((row["step"] for row in read_metrics(self._path.parent)), default=0)
+    consequence = "no line is lost"
+    if present < self._last_step:
+      self._append({"step": self._last_step, "missing_from": present + 1})
+      consequence = f"the lines of steps {present + 1} to {self._last_step} are lost; the report leaves a gap there"
+    _log.warning("%s: was %s while the run writes to it; it goes on there, and %s", self._path, change, consequence)
+
   def _drop_after(self, resume_step: int, expected: int) -> None:
     rows, whole = _rows(self._path)
     kept = [(row, line) for row, line in rows if row["step"] <= resume_step]
-    raw = [line for _, line in kept]
+    raw = list(dict.fromkeys(line for _, line in kept))
+    doubled = len(kept) - len(raw)
+    if doubled:
+      _log.warning(
+        "%s: %d lines were there twice, as after a file was appended to itself; dropped", self._path, doubled
+      )
+    self._last_step = max((row["step"] for row, _ in kept), default=0)
     trained = [row["step"] for row, _ in kept if "missing_from" in row or any(n.startswith("train/") for n in row)]
     last = max(trained, default=0)
     if last < expected:
       self.missing = last + 1, resume_step
       raw.append(json.dumps({"step": resume_step, "missing_from": last + 1}).encode() + b"\n")
-    if not whole:  # nothing of a file that someone may want to mend is lost
+    if not whole or doubled:  # nothing of a file that someone may want to mend is lost
       set_aside(self._path.parent)
     if raw or self._path.exists():
       Local(self._path).write_bytes(b"".join(raw))

@@ -28,6 +28,7 @@ from t5x_like.parallel import distributed
 
 _HIT = "/jax/compilation_cache/cache_hits"
 _LEAST_SECONDS = 0.2  # of compiling; smaller programs are not worth a file
+_MOST_BYTES = 20 * 10**9  # of all programs in a directory
 _hits = 0
 
 
@@ -57,8 +58,10 @@ def use(workdir: str) -> str:
   if "://" in str(path):
     return f"compiled programs are kept in {jax.config.jax_compilation_cache_dir}"
   removed = _remove_damaged(path) if jax.process_index() == 0 else 0
+  trimmed = _trim(path) if jax.process_index() == 0 else 0
   entries = [entry.stat().st_size for entry in path.glob("*-cache")] if path.is_dir() else []
   told = f"; {removed} that were damaged are removed" if removed else ""
+  told += f"; the oldest {trimmed} are removed, for at most {_MOST_BYTES / 1e9:,.0f} GB" if trimmed else ""
   return f"compiled programs are kept in {path}: {len(entries)} of {sum(entries) / 1e6:,.0f} MB{told}"
 
 
@@ -157,6 +160,19 @@ def _remove_damaged(path: pathlib.Path) -> int:
     path.mkdir(parents=True, exist_ok=True)
     for entry in path.glob("*-cache"):
       if not _whole(entry):
+        entry.unlink()
+        removed += 1
+  return removed
+
+
+def _trim(path: pathlib.Path) -> int:
+  """Remove the oldest entries of a directory that has grown too large; return their number."""
+  removed, size = 0, 0
+  with contextlib.suppress(OSError):
+    entries = {entry: entry.stat() for entry in path.glob("*-cache")}
+    for entry in sorted(entries, key=lambda entry: entries[entry].st_mtime, reverse=True):
+      size += entries[entry].st_size
+      if size > _MOST_BYTES:
         entry.unlink()
         removed += 1
   return removed

@@ -1,5 +1,6 @@
 """A process: its set-up before it uses a device, its machine and versions, and output by the first of several."""
 
+import functools
 import importlib.util
 import logging
 import os
@@ -17,6 +18,9 @@ _PACKAGES = (
   "t5x-like",
   "jax",
   "jaxlib",
+  "libtpu",
+  "jax-cuda12-plugin",
+  "jax-cuda13-plugin",
   "flax",
   "optax",
   "orbax-checkpoint",
@@ -32,7 +36,6 @@ _PACKAGES = (
 def prepare() -> None:
   """Join the job of this process, if any, and set up jax and logging; raise as `distributed.initialize`."""
   logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   jax.config.update("jax_threefry_partitionable", True)
   _skip_tpus_that_are_not_there()
   distributed.initialize()
@@ -91,15 +94,21 @@ def environment() -> dict[str, Any]:
     "host_cpu": _cpu_model(),
     "host_cores": cores(),
     "operating_system": f"{platform.system()} {platform.release()}",
-    "python": platform.python_version(),
     "code_version": distributed.code_version(),
   }
+  return found | versions()
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+  """Return the versions of Python and of the installed packages that a run's numbers and files depend on."""
+  installed = {"python": platform.python_version()}
   for package in _PACKAGES:
     try:
-      found[package] = metadata.version(package)
+      installed[package] = metadata.version(package)
     except metadata.PackageNotFoundError:
       continue
-  return found
+  return installed
 
 
 def cores() -> int:

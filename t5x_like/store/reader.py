@@ -18,6 +18,7 @@ import functools
 import os
 import pathlib
 import time
+import weakref
 from typing import Literal, Self, get_args
 
 import numpy as np
@@ -33,6 +34,7 @@ from t5x_like.store.shards import CHECKSUMS, TABLE, Shards, files_of
 
 Verify = Literal["auto", "full", "size"]
 FULL_VERIFY_BYTES = 2 * 2**30  # "auto" checks every byte of stores up to this size
+_open_stores: "weakref.WeakSet[Store]" = weakref.WeakSet()
 
 
 class Store:
@@ -48,6 +50,7 @@ class Store:
     self.path, self.manifest, self.verification = path, manifest, verification
     self._files, self._text, self._shards = files, text, shards
     self._widths = {array.name: array.width for array in manifest.arrays}
+    _open_stores.add(self)
 
   @classmethod
   def open(cls, path: str | os.PathLike, verify: Verify = "auto") -> Self:
@@ -78,6 +81,20 @@ class Store:
   def is_current(self) -> bool:
     """Return whether the manifest at `path` is unchanged since opening."""
     return self._files.read(manifests.FILE) == self._text
+
+  def check_unchanged(self) -> None:
+    """Check the content of the files that were read and have changed since; one `stat` for each file on a disk.
+
+    Raises:
+      DamageError: a file no longer has the content that the store was made with; names it.
+    """
+    changed = self._files.changed(self._shards)
+    if not changed:
+      return
+    table = _table(self._files, CHECKSUMS)
+    checksums_SF = store_shards.read_checksums(self.manifest, table, self._files.name(CHECKSUMS))
+    for directory, shard in changed:
+      _verify_checksum(self._files, self._shards, checksums_SF, shard, directory)
 
   @property
   def name(self) -> str:
@@ -211,17 +228,30 @@ def _verify(files: Files, manifest: Manifest, shards: Shards, table: bytes | Non
   return f"checked {what}: {len(sizes)} files, {shards.num_bytes / 1e6:.1f} MB in {time.monotonic() - begin:.2f} s"
 
 
-def _verify_checksums(files: Files, shards: Shards, checksums_SF: np.ndarray) -> None:
-  def check(shard: int, number: int, directory: str) -> None:
-    file, expected = shards.file(directory, shard), checksums_SF[shard, number].tobytes().hex()
-    if (found := files.sha256(file, shards.size(directory, shard))) != expected:
-      raise DamageError(
-        f"{files.name(file)}: found SHA-256 {found[:12]}, expected {expected[:12]}: the file is corrupt; copy it "
-        f"again or {REMEDY}"
-      )
+def _verify_checksum(files: Files, shards: Shards, checksums_SF: np.ndarray, shard: int, directory: str) -> None:
+  file = shards.file(directory, shard)
+  expected = checksums_SF[shard, list(shards.roots).index(directory)].tobytes().hex()
+  digest = files.sha256(file, shards.size(directory, shard))
+  if digest != expected:
+    raise DamageError(
+      f"{files.name(file)}: found SHA-256 {digest[:12]}, expected {expected[:12]}: the file is corrupt; copy it "
+      f"again or {REMEDY}"
+    )
 
+
+def check_unchanged() -> None:
+  """Check all open stores of the process for files that changed while they were read; see `Store.check_unchanged`."""
+  for store in list(_open_stores):
+    store.check_unchanged()
+
+
+def _verify_checksums(files: Files, shards: Shards, checksums_SF: np.ndarray) -> None:
   with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
-    checks = [pool.submit(check, shard, *one) for shard in range(len(shards)) for one in enumerate(shards.roots)]
+    checks = [
+      pool.submit(_verify_checksum, files, shards, checksums_SF, shard, directory)
+      for shard in range(len(shards))
+      for directory in shards.roots
+    ]
     try:
       for done in checks:
         done.result()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import re
 import time
 from collections.abc import Callable
@@ -38,6 +39,9 @@ _PEAK = {
 }  # fmt: skip
 
 
+_DETERMINISTIC = "xla_gpu_deterministic_ops"
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
   """The cost of one step.
@@ -65,13 +69,25 @@ def lower_step(config: "ConfigDict", parts: "Parts", batch: dict[str, jax.ShapeD
 
 
 def compiled_step(lowered: jax.stages.Lowered, device: jax.Device, **more) -> tuple[jax.stages.Compiled, dict]:
-  """Return (a compiled train step, the chip's options of the compiler); `more` are further ones, for TPUs."""
+  """Return (a compiled train step, the chip's options of the compiler); `more` are further ones, for TPUs and GPUs."""
   if device.platform == "tpu":
     return slots.module("tpu_options", "t5x_like.training").compiled(lowered, device.device_kind, **more)
+  if device.platform == "gpu" and more:
+    return lowered.compile(compiler_options=more), more
   compiled = lowered.compile()
   if device.platform == "cpu":
     slots.module("kept_memory", "t5x_like.runtime").keep(compiled.memory_analysis().temp_size_in_bytes)
   return compiled, {}
+
+
+def gpu_options(config: "ConfigDict", device: jax.Device) -> dict[str, bool]:
+  """Return the options of the compiler for a step on GPUs that a second computation must equal bit by bit.
+
+  GPUs add up scattered values in any order otherwise. A flag that `XLA_FLAGS` names is the user's.
+  """
+  if device.platform != "gpu" or not config.recompute_every or _DETERMINISTIC in os.environ.get("XLA_FLAGS", ""):
+    return {}
+  return {_DETERMINISTIC: True}
 
 
 def compile_step(config: "ConfigDict", parts: "Parts", batch: dict[str, jax.ShapeDtypeStruct]) -> tuple[Callable, Cost]:
@@ -80,7 +96,8 @@ def compile_step(config: "ConfigDict", parts: "Parts", batch: dict[str, jax.Shap
   start, hits = time.perf_counter(), compile_cache.hits()
   with cores_used() as used:
     lowered = lower_step(config, parts, batch)
-  compiled, options = compiled_step(lowered, jax.devices()[0])
+  device = jax.devices()[0]
+  compiled, options = compiled_step(lowered, device, **gpu_options(config, device))
   # A process that compiled faster (from a cache) would time out in the first collective after 30 s.
   distributed.agree({"compiled step with options": str(options)}, timeout_seconds=3600)
   cost, devices = step_flops(parts.model, parts.objective, batch, parts.trained), jax.device_count()

@@ -2,6 +2,7 @@
 
 import time
 
+from t5x_like.store.reader import check_unchanged
 from t5x_like.training import run
 from t5x_like.training.state import to_tree
 
@@ -23,6 +24,7 @@ class Run(run.Run):
       return False
     self.session.beat(f"keeping step {self.step}")
     since = time.perf_counter()
+    check_unchanged()
     metadata = self.session.identity | {"rollbacks": self._rollbacks}
     self.session.checkpoints.keep(self.step, to_tree(self.state), metadata, self.session.flush)
     self._stage.meter.away(since)

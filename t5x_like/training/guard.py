@@ -4,7 +4,9 @@ The step computes the verdict, from its loss, its gradient norm and a running me
 step later. It is a function of the state and the batch alone, so a resumed run comes to the same verdicts.
 """
 
+import collections
 import dataclasses
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from t5x_like.errors import NumericError, UserError
 from t5x_like.slots import Count, NotNegative, Positive
 
 Watch = dict[str, jax.Array]
+_HORIZON = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +25,18 @@ class Guard:
   """A policy.
 
   Attributes:
-    spike: refuse a loss above this many times the running mean of accepted losses; 0 refuses none.
+    spike: refuse a loss above this many times the running mean of the sizes (absolute values) of accepted losses, as
+      the losses of some objectives are negative; 0 refuses none.
     window: the number of updates in the mean; the first `window` updates are never spikes.
     skips: whether a refused update leaves parameters and optimizer as they were.
     steps: the least number of steps to go back before a refused update; 0 never goes back.
     at_most: refused updates in a row, or times to go back, before the run stops.
   """
+
+  @property
+  def horizon(self) -> int:
+    """The number of last updates of which at most a quarter may be left out."""
+    return max(_HORIZON, 4 * self.at_most)
 
   spike: float = 0.0
   window: int = 100
@@ -38,19 +47,21 @@ class Guard:
   def judge(self, watch: Watch, loss: jax.Array, gradient_norm: jax.Array) -> tuple[jax.Array, Watch]:
     """Return (whether the update is accepted, the `watch` of the next step); scalars."""
     accepted = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
+    mean_size = jnp.abs(watch["mean_loss"])  # checkpoints of earlier versions may have a negative mean
     if self.spike:
-      accepted &= (watch["accepted"] < self.window) | (loss <= self.spike * watch["mean_loss"])
+      incomparable = (watch["accepted"] < self.window) | (mean_size == 0)
+      accepted &= incomparable | (loss <= self.spike * mean_size)
     weight = 1.0 / jnp.minimum(watch["accepted"] + 1, self.window)
-    mean = watch["mean_loss"] + weight * (loss - watch["mean_loss"])
+    mean = mean_size + weight * (jnp.abs(loss) - mean_size)
     return accepted, {
-      "mean_loss": jnp.where(accepted, mean, watch["mean_loss"]),
+      "mean_loss": jnp.where(accepted, mean, mean_size),
       "accepted": watch["accepted"] + accepted,
       "refused": jnp.where(accepted, 0, watch["refused"] + 1),
     }
 
 
 def watch() -> Watch:
-  """Return the watch of a new run: mean and number of accepted losses, and number of refused ones since the last."""
+  """Return the watch of a new run: mean size and number of accepted losses, number of refused ones since the last."""
   return {"mean_loss": np.float32(0), "accepted": np.int32(0), "refused": np.int32(0)}
 
 
@@ -60,7 +71,8 @@ def stop(*, spike: NotNegative = 0.0, window: Positive = 100) -> Guard:
 
 
 def skip(*, spike: NotNegative = 0.0, window: Positive = 100, at_most: Count = 10) -> Guard:
-  """Leave the update out and take the next batch; end the run after more than `at_most` in a row."""
+  """Leave the update out and take the next batch; end the run after more than `at_most` in a row, or a quarter of the
+  last 100 updates (four times `at_most`, if that is more)."""
   return _checked(Guard(spike, window, skips=True, at_most=at_most))
 
 
@@ -81,8 +93,28 @@ def told(guard: Guard, values: dict[str, float]) -> str | None:
     if not np.isfinite(values[name]):
       return f"train/{name} is {values[name]}"
   if values["updates_refused"]:
-    return f"train/loss is {values['loss']:.6g}, more than {guard.spike:g} times its running mean"
+    return f"train/loss is {values['loss']:.6g}, more than {guard.spike:g} times the running mean of its size"
   return None
+
+
+class Refusals:
+  """The steps whose updates a guard that skips has left out lately.
+
+  Args:
+    steps: the steps before this start, in order.
+  """
+
+  def __init__(self, guard: Guard, steps: Iterable[int]):
+    self._horizon, self._steps = guard.horizon, collections.deque(steps)
+
+  def add(self, step: int) -> str | None:
+    """Add a step; return why the run must stop, if more than a quarter of the last updates were left out."""
+    self._steps.append(step)
+    while self._steps[0] <= step - self._horizon:
+      self._steps.popleft()
+    if len(self._steps) <= self._horizon // 4:
+      return None
+    return f"{len(self._steps)} of the last {min(step, self._horizon)} updates were left out"
 
 
 def skipping(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -20,7 +20,7 @@ from t5x_like.training.assembly import Assembly, assemble
 from t5x_like.training.build import abstract_batch
 from t5x_like.training.compilation import Cost, compile_step
 from t5x_like.training.evaluation import Group
-from t5x_like.training.guard import stopped, target, told
+from t5x_like.training.guard import Refusals, stopped, target, told
 from t5x_like.training.meter import Meter
 from t5x_like.training.restoring import Restored
 from t5x_like.training.session import Session
@@ -79,6 +79,15 @@ class Run:
       rows = distributed.from_first(self.session.metrics)
       self._selection = slots.module("selection", training).Selection(self.config, self.session.address, rows)
     self._goodput = self.session.goodput(self.step)
+    guard = self.made.parts.guard
+    refused = distributed.from_first(self._refused_steps) if guard.skips else []
+    self._refusals = Refusals(guard, refused)
+
+  def _refused_steps(self) -> list[int]:
+    """Return the steps whose updates were left out, of the last ones up to this step."""
+    first = self.step - self.made.parts.guard.horizon
+    rows = [row for row in self.session.metrics() if first < row["step"] <= self.step]
+    return [row["step"] for row in rows if row.get("train/updates_refused")]
 
   @property
   def _position(self) -> int:
@@ -151,8 +160,11 @@ class Run:
     if not why:
       return True
     if guard.skips and values["updates_refused"] <= guard.at_most and math.isfinite(values["parameter_norm"]):
-      process.say(f"step {step}: {why}; this update was left out")
-      return True
+      too_many = self._refusals.add(step)
+      if too_many is None:
+        process.say(f"step {step}: {why}; this update was left out")
+        return True
+      why = f"{why}, and {too_many}"
     if guard.steps and self._rollbacks["times"] < guard.at_most:
       self._roll_back(step, why)
       return False

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from t5x_like.parallel import distributed
 from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
 from t5x_like.runtime import process
 from t5x_like.runtime.watchdog import Watchdog
+from t5x_like.store.reader import check_unchanged
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Assembly
 from t5x_like.training.meter import Goodput
@@ -96,15 +98,16 @@ class Session(contextlib.AbstractContextManager):
           "config": checked_json.digest(config.to_dict())[:16],
           "data and vocabulary": json.dumps(identity["fingerprints"]),
           "code version": distributed.code_version(),
-          "jax version": jax.__version__,
+          "workdir": address if is_remote(address) else os.path.abspath(address),
         }
+        | {f"version of {package}": version for package, version in process.versions().items()}
       )
       if self._primary:
         check_writable("--workdir", self.workdir, _FOLDERS)
       self.beat = stack.enter_context(watchdog).beat
       for change in self._changes:
         process.say(f"resuming with a changed config: {change}")
-      self.checkpoints = _checkpoints(f"{address}/checkpoints", config)
+      self.checkpoints = _checkpoints(f"{address}/checkpoints", config, self.check)
       self._stack = stack.pop_all()
 
   def _read_past(self) -> list:
@@ -153,7 +156,10 @@ class Session(contextlib.AbstractContextManager):
       workdirs.add_start(self.workdir, step, self.identity, self._changes, found, back_to)
       made.task.vocabulary.save(self.workdir / "vocabulary")
       self._noted = step > 0
-    self._open_metrics(step, self.past.last_line(step))
+    past = self.past
+    if not past.intervals:  # config and history are gone, but a checkpoint is there
+      past = dataclasses.replace(past, intervals=[self._config.log_every])
+    self._open_metrics(step, past.last_line(step))
     self.flush()
 
   def go_back(self, step: int, bad: int, why: str, passed: int) -> None:
@@ -202,7 +208,12 @@ class Session(contextlib.AbstractContextManager):
       workdirs.write_lines(self.workdir / "samples", f"{step:09d}.jsonl", samples)
 
   def save(self, step: int, tree: dict[str, Any], rollbacks: dict[str, int]) -> None:
-    """Start a checkpoint, which is committed after all metrics written so far."""
+    """Start a checkpoint, which is committed after all metrics written so far.
+
+    Raises:
+      DamageError: a file of the data has changed while it was read, and so the state may be of other data.
+    """
+    check_unchanged()
     self.saved = step
     self.checkpoints.save(step, tree, self.identity | {"rollbacks": rollbacks}, before=self.flush)
 
@@ -229,7 +240,7 @@ class Session(contextlib.AbstractContextManager):
     self.check()
     self._writer.flush()
     if self._mirror and self._primary:
-      self._mirror.push()
+      self._mirror.push(self.check)
 
   def __exit__(self, kind, *_) -> None:
     """Wait for the last checkpoint, close the metrics and release the workdir."""
@@ -245,8 +256,9 @@ def _count(values: Any, key: str) -> int | None:
   return found if type(found) is int and found > 0 else None
 
 
-def _checkpoints(path: str, config: ConfigDict) -> Checkpoints:
+def _checkpoints(path: str, config: ConfigDict, check: Callable[[], None]) -> Checkpoints:
   options = {key: config.checkpoint[key] for key in ("every", "keep_last", "keep_every", "save_timeout_seconds")}
+  options["check"] = check
   if values := config.checkpoint.emergency:
     return slots.module("emergency", checkpoints).Emergency(path, values, **options)
   return Checkpoints(path, **options)

@@ -101,7 +101,7 @@ def _content(workdir, name: str, path: str) -> bytes | None:
   except FileNotFoundError:
     return None
   except OSError as error:
-    raise UserError(f"{path}: cannot be read: {error.strerror}; use a directory for --workdir") from None
+    raise UserError(f"{path}: cannot be read: {error.strerror}; use a directory for --workdir") from error
 
 
 def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_optimizer: bool = False) -> list[str]:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from t5x_like.checkpoints import orbax_steps
+from t5x_like.checkpoints import manager, orbax_steps
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.checkpoints.tensors import fingerprints
 from t5x_like.errors import DamageError, TransientError, UserError
@@ -126,6 +127,72 @@ def test_keeps_the_last_and_the_multiples(tmp_path):
   assert Checkpoints(tmp_path).restore({}, 8) == (8, {}, {"config": {"seed": 8}})
   with pytest.raises(UserError, match=r"no checkpoint of step 5; steps here: \[4, 8, 9\]"):
     Checkpoints(tmp_path).restore({}, 5)
+
+
+@pytest.mark.parametrize(
+  "every, steps, kept",
+  [
+    (700, [1000, 2000, 3000, 3500], [2000, 3000, 3500]),
+    (700, [2000, 3000, 3500, 4200], [3000, 3500, 4200]),
+    (700, [3000, 3500, 4200, 4900], [3500, 4200, 4900]),
+    (1500, [1000, 2000, 3000, 4500], [2000, 3000, 4500]),
+    (300, [1000, 2000, 3000, 3010, 3300], [3000, 3010, 3300]),
+    (1000, [1000, 2000, 3000, 3010], [1000, 2000, 3000, 3010]),
+    (1000, [1000, 2000, 3000, 3010, 3020, 4000], [2000, 3000, 4000]),
+    (1000, [10, 20, 30, 40], [20, 30, 40]),
+  ],
+)
+def test_a_changed_interval_costs_none_of_the_last_steps(every, steps, kept):
+  preserved = manager._Kept(every, 3, None).of(steps)
+  assert [step for step, stays in zip(steps, preserved, strict=True) if stays] == kept
+
+
+@pytest.mark.parametrize("number, kind", [(errno.ENOSPC, UserError), (errno.ESTALE, TransientError)])
+@pytest.mark.parametrize("ends_by", ["save", "wait", "close"])
+def test_a_save_that_fails_in_the_background_is_named_by_its_own_step(ends_by, number, kind, tmp_path):
+  checkpoints, failures = Checkpoints(tmp_path), []
+
+  def fail():
+    if failures:
+      raise failures.pop()
+
+  store = checkpoints._store = types.SimpleNamespace(
+    wait=fail,
+    close=fail,
+    steps=lambda: [4],
+    agreed_steps=lambda: [4],
+    where=lambda step: f"{tmp_path}/{step}",
+    write=lambda *_: failures.append(OSError(number, os.strerror(number))),
+  )
+  checkpoints.save(5, {"x": jnp.ones(2)}, {})
+  calls = {
+    "save": lambda: checkpoints.save(6, {"x": jnp.ones(2)}, {}),
+    "wait": checkpoints.wait,
+    "close": checkpoints.close,
+  }
+  with pytest.raises(kind, match=rf"{tmp_path}/5: checkpoint could not be written.*steps saved: \[4\]"):
+    calls[ends_by]()
+  assert store.agreed_steps() == [4]
+
+
+def test_a_run_that_has_lost_the_workdir_commits_no_step_and_sets_none_aside(tmp_path):
+  lost = []
+
+  def check():
+    if lost:
+      raise TransientError("another process has taken the workdir over")
+
+  state = {"x": jnp.ones(2)}
+  with Checkpoints(tmp_path, keep_last=1, check=check) as checkpoints:
+    checkpoints.save(1, state, {})
+    checkpoints.wait()
+    lost.append(True)
+    checkpoints.save(2, state, {})
+    with pytest.raises(TransientError, match="another process has taken the workdir over"):
+      checkpoints.wait()
+    with pytest.raises(TransientError, match="another process has taken the workdir over"):
+      checkpoints.set_aside(0, "set_aside")
+  assert Checkpoints(tmp_path).steps() == [1]
 
 
 def test_saving_a_step_again_is_nothing_if_equal_and_refused_if_not(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+import uuid
 
 import pytest
 
@@ -73,7 +74,96 @@ def test_a_save_that_is_cut_short_is_none_and_is_removed_by_the_next(server, mon
   assert Checkpoints(URL).steps() == [1] and len(list((server.root / "run/checkpoints").iterdir())) == 2
   assert as_bytes(restored(mesh)[1]) == as_bytes(make_state(1, mesh))
   save([3], mesh)
-  assert Checkpoints(URL).steps() == [1, 3] and len(list((server.root / "run/checkpoints").iterdir())) == 2
+  assert Checkpoints(URL).steps() == [1, 3]
+  (left,) = server.root.glob("run/checkpoints/2-*")
+  assert [file.name for file in left.iterdir()] == ["aside"]
+  save([4], mesh)
+  assert not left.exists()
+
+
+class Workdir:
+  """A workdir that one of several runs holds: the run that took it last."""
+
+  def __init__(self):
+    self.holder = 0
+
+  def take(self):
+    """Returns the check of the new holder."""
+    self.holder += 1
+    mine = self.holder
+
+    def check():
+      if self.holder != mine:
+        raise TransientError("another process has taken it over")
+
+    return check
+
+
+def both_in_a_save(first_pauses_at: int):
+  """A run that is paused in its first save, at a call of `check`; a second run that takes over, saves step 3 meanwhile,
+  and commits it once the first has ended. Returns the checkpoints of the second."""
+  mesh, url, workdir = mesh_of(8, 1), f"memory://{uuid.uuid4().hex}/checkpoints", Workdir()
+  save([1], mesh, url)
+  paused, go, write, commit = (threading.Event() for _ in range(4))
+  calls, check_first = [], workdir.take()
+
+  def check():
+    check_first()
+    calls.append(None)
+    if len(calls) == first_pauses_at:
+      paused.set()
+      go.wait()
+
+  first = Checkpoints(url, check=check)
+  first.save(2, make_state(2, mesh), {"step": 2}, finite=False)
+  assert paused.wait(30)
+  check_second = workdir.take()
+  waits = []
+
+  def check_slowly():
+    check_second()
+    waits.append(None)
+    if len(waits) == 2:  # its tensors are written, its manifest is not
+      write.set()
+      commit.wait()
+
+  second = Checkpoints(url, check=check_slowly)
+  second.save(3, make_state(3, mesh), {"step": 3}, finite=False)
+  assert write.wait(30)
+  go.set() if first_pauses_at == 1 else None
+  return first, second, go, commit, mesh, url
+
+
+@pytest.mark.parametrize("pauses_at", [1, 2], ids=["before its check of the manifest", "after it"])
+def test_a_run_that_lost_its_workdir_in_a_save_neither_commits_nor_deletes(pauses_at):
+  first, second, go, commit, mesh, url = both_in_a_save(pauses_at)
+  if pauses_at == 2:  # the first wakes only once the second has committed and cleaned
+    commit.set()
+    second.wait()
+  go.set()
+  with pytest.raises(TransientError, match="another process has taken it over"):
+    first.wait()
+  commit.set()
+  second.close()
+  assert Checkpoints(url).steps() == [1, 3]
+  step, state, _ = restored(mesh, url=url)
+  assert step == 3 and as_bytes(state) == as_bytes(make_state(3, mesh))
+
+
+@pytest.mark.parametrize("name", ["2-00000000-1", "2-ffffffff-1"])
+def test_an_intact_attempt_of_a_step_serves_beside_a_damaged_one(name, caplog):
+  mesh, url = mesh_of(8, 1), f"memory://{uuid.uuid4().hex}/checkpoints"
+  save([1, 2], mesh, url)
+  (intact,) = [directory for directory in place(url).iterdir() if directory.name.startswith("2-")]
+  (place(url) / name / "manifest.json").write_bytes((intact / "manifest.json").read())
+  step, state, _ = restored(mesh, url=url)
+  assert step == 2 and as_bytes(state) == as_bytes(make_state(2, mesh))
+  assert ("a damaged attempt to save it is passed over" in caplog.text) == (name < intact.name)
+  with Checkpoints(url) as checkpoints:
+    assert checkpoints.restore(abstract_of(make_state(1, mesh), mesh))[0] == 2
+    checkpoints.save(2, make_state(2, mesh), {"step": 2}, finite=False)
+    checkpoints.save(3, make_state(3, mesh), {"step": 3}, finite=False)
+  assert restored(mesh, url=url)[0] == 3
 
 
 def test_it_outlasts_a_store_that_is_down_for_a_while(server):

@@ -1,6 +1,7 @@
 """Copies near the hosts give back the bits of this run's last steps; where they cannot, the checkpoint does."""
 
 import json
+import os
 import types
 
 import jax
@@ -99,6 +100,51 @@ def test_damage_leads_to_the_copy_before_and_then_to_the_checkpoint(damaged, exp
     step, found, _ = run.restore(abstract(shardings))
     assert step == expected and same(found, state(expected, shardings))
   assert "differs from its checksum" in caplog.text
+
+
+@pytest.mark.parametrize("damaged, copies_damaged, expected", [([6], False, 5), ([6, 2], False, 5), ([6], True, 2)])
+def test_a_copy_that_is_newer_than_the_intact_checkpoint_comes_first(
+  damaged, copies_damaged, expected, tmp_path, shardings, monkeypatch
+):
+  monkeypatch.setattr("t5x_like.checkpoints.manager._SECOND_LOOK_SECONDS", 0)
+  with opened(tmp_path) as run:
+    run.restore(abstract(shardings))
+    run.save(2, state(2, shardings), {})
+    for step in (4, 5):
+      run.keep(step, state(step, shardings), {}, lambda: None)
+    run.save(6, state(6, shardings), {})
+  for step in damaged:
+    (tmp_path / "run" / "checkpoints" / str(step) / "manifest" / "metadata").write_text("{}")
+  for data in (tmp_path / "near").glob("*/*/pieces.bin") if copies_damaged else ():
+    data.write_bytes(bytes(data.stat().st_size))
+  with opened(tmp_path) as run:
+    step, found, _ = run.restore(abstract(shardings))
+    assert step == expected and same(found, state(expected, shardings))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
+@pytest.mark.parametrize("whose", ["directory", "link"])
+def test_a_directory_of_another_user_is_refused(whose, tmp_path):
+  (tmp_path / "home").mkdir()
+  near = tmp_path / "near"
+  if whose == "link":
+    near.symlink_to(tmp_path / "home")
+    os.lchown(near, 65534, 65534)
+  else:
+    near.mkdir()
+    os.chown(near, 65534, 65534)
+  with pytest.raises(UserError, match=f"near: found a {whose} of another user"):
+    opened(tmp_path)
+
+
+def test_a_directory_that_every_user_may_change_is_refused(tmp_path):
+  near = tmp_path / "near"
+  near.mkdir()
+  near.chmod(0o777)
+  with pytest.raises(UserError, match="chmod o-w"):
+    opened(tmp_path)
+  near.chmod(0o1777)
+  opened(tmp_path).close()
 
 
 def test_copies_of_another_run_and_of_steps_gone_back_from_do_not_count(killed, shardings):

@@ -3,6 +3,8 @@
 What would go wrong is a hang, so each of these is a program of its own, with a time it must end in.
 """
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -14,8 +16,9 @@ import pytest
 
 import more
 from t5x_like.data import iterator as dataset_iterator
+from t5x_like.data import quiet_tensorflow
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.errors import UserError
+from t5x_like.errors import TransientError, UserError
 
 pytestmark = pytest.mark.runs
 
@@ -176,6 +179,17 @@ def test_on_another_thread():
   assert found == list(range(50))
 
 
+def test_a_fault_of_a_disk_that_passes_is_transient_although_tensorflow_drops_its_cause():
+  def refuse(step):
+    try:
+      raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "a.jpg")
+    except OSError as error:
+      raise UserError(f"a.jpg cannot be read ({error})") from error
+
+  with pytest.raises(TransientError, match="a.jpg cannot be read .*Stale file handle"):
+    next(numbers(9, refuse))
+
+
 @pytest.mark.parametrize("parallel", [None, 3])
 def test_errors_are_raised_as_themselves(parallel):
   def refuse(step):
@@ -214,3 +228,13 @@ def test_a_dropped_pipeline_stops_and_lets_go():
   made = len(calls)
   time.sleep(0.05)
   assert len(calls) == made <= 12
+
+
+def test_tensorflow_prints_no_traceback_for_an_error_that_the_program_reports(monkeypatch):
+  """jax sets another level when it is imported; the user's own is kept."""
+  levels = {}
+  for level in ("1", "0", "3"):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    quiet_tensorflow._tensorflow.__wrapped__()
+    levels[level] = os.environ["TF_CPP_MIN_LOG_LEVEL"]
+  assert levels == {"1": "2", "0": "0", "3": "3"}

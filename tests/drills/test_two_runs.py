@@ -48,6 +48,41 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
     assert_same_bits(folder, tmp_path / "whole", STEPS)
 
 
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_a_run_that_is_halted_in_its_first_save_leaves_the_next_runs_steps_alone(scheme, tmp_path, monkeypatch):
+  """A second run takes the lease over after its time; the first wakes while the second writes its own first step."""
+  cache, server = {"cache": tmp_path / "compiled"}, object_server.Server(tmp_path / "bucket")
+  server.root.mkdir()
+  for name, value in object_server.environment(server).items():
+    monkeypatch.setenv(name, value)
+  folder = server.root / "run"
+  command = train(f"{scheme}://bucket/run", *FLAGS)
+
+  def attempts() -> list[str]:
+    return sorted(path.parent.name for path in folder.glob("checkpoints/5-*/tensors-00000.json"))
+
+  with server.running():
+    code, said = run(train(tmp_path / "whole", *FLAGS), **cache)
+    assert code == 0, said
+    with Process(command, **cache) as first:
+      assert first.until(lambda: attempts()), first.end()
+      first.send(signal.SIGSTOP)
+      halted = attempts()
+      committed = (folder / "checkpoints" / halted[0] / "manifest.json").exists()
+      with Process(command, **cache) as second:
+        assert second.until(lambda: committed or len(attempts()) > 1 or lines(folder) > 10), second.end()
+        first.send(signal.SIGCONT)
+        code, said = first.end()
+        assert code == 69 and said.count("another process has taken") == 1 and "Traceback" not in said, said
+        code, said = second.end()
+        assert code == 0 and "damaged" not in said, said
+    code, said = run(command, **cache)
+    assert code == 0 and "damaged" not in said, said
+  assert losses(folder) == losses(tmp_path / "whole")
+  for step in folder.glob("checkpoints/*/manifest.json"):
+    assert (step.parent / "aside").exists() or (step.parent / "tensors-00000.bin").exists(), step
+
+
 @pytest.mark.usefixtures("compiled")
 def test_evaluation_and_prediction_beside_a_run_that_deletes_its_old_steps(tmp_path, capsys):
   """Each gives the answer of one step, or one line; the run does not notice."""

@@ -119,6 +119,36 @@ def test_shared_locks_exclude_only_others(tmp_path):
   locks.Lock(tmp_path).close()  # a directory
 
 
+MOUNTS = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw
+30 22 0:30 / {} rw,relatime shared:2 - {} server:/export {}
+"""
+
+
+@pytest.mark.parametrize(
+  "kind, options, shared",
+  [
+    ("nfs", "rw,vers=3,nolock,local_lock=none", False),
+    ("nfs4", "rw,vers=4.2,local_lock=none", True),
+    ("nfs", "rw,local_lock=all", False),
+    ("nfs", "rw,local_lock=posix", True),
+    ("lustre", "rw,localflock", False),
+    ("lustre", "rw,flock", True),
+    ("fuse.sshfs", "rw", False),
+    ("ext4", "rw", True),
+  ],
+)
+def test_a_lease_stands_in_where_locks_are_of_one_host(kind, options, shared, tmp_path, monkeypatch):
+  directory = tmp_path / "a disk" / "run"
+  directory.mkdir(parents=True)
+  (tmp_path / "mounts").write_text(MOUNTS.format(str(directory.parent).replace(" ", "\\040"), kind, options))
+  monkeypatch.setattr(locks, "_MOUNTS", tmp_path / "mounts")
+  with contextlib.closing(locks.hold(place(directory), "lock", "is writing ({}); wait", "lease")) as lock:
+    assert isinstance(lock, locks.Lock) == shared
+  with contextlib.closing(locks.hold(place(tmp_path), "lock", "is writing ({}); wait", "lease")) as lock:
+    assert isinstance(lock, locks.Lock)
+
+
 def test_a_lease_stands_in_where_there_are_no_locks(tmp_path, monkeypatch):
   def flock(file, how):
     raise OSError(errno.ENOLCK, "No locks available")

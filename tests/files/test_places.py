@@ -2,13 +2,14 @@
 
 import os
 import pathlib
+import threading
 import zipfile
 
 import pytest
 
 from t5x_like import evaluate, predict, train
-from t5x_like.errors import UserError
-from t5x_like.files import globs, remote
+from t5x_like.errors import TransientError, UserError
+from t5x_like.files import globs, leases, locks, remote
 from t5x_like.files.places import directory, is_remote, place
 from tests import object_server
 from tools import convert_hf, few_shot, prepare_data, train_vocabulary
@@ -128,6 +129,82 @@ def test_a_place_is_read_and_written_alike_wherever_it_is(root):
   root.rmtree(missing_ok=True)
   root.rmtree(missing_ok=True)
   assert not root.exists()
+
+
+def test_a_version_is_replaced_and_deleted_only_while_it_is_the_current_one(root):
+  file = root / "a" / "b"
+  assert file.read_version() is None
+  file.create(b"one")
+  first = file.read_version()
+  assert first.content == b"one" and file.read_version() == first
+  assert file.replace_version(b"two", first.version)
+  second = file.read_version()
+  assert second.content == b"two" and second.version != first.version
+  assert not file.replace_version(b"three", first.version) and not file.renew(b"three", first.version)
+  assert file.read() == b"two"
+  assert file.renew(b"four", second.version)
+  third = file.read_version()
+  assert third.version != second.version
+  file.unlink()
+  file.create(b"five")
+  assert not file.replace_version(b"six", third.version) and file.read() == b"five"
+  file.replace_version(None, third.version)
+  assert file.read() == b"five"
+  assert file.replace_version(None, file.read_version().version) and file.read() is None
+
+
+def test_a_holder_that_was_paused_in_a_sign_of_life_leaves_the_next_lease_alone(root):
+  """Paused between its look at the lease and its write, while another process takes the lease over."""
+  seconds, paused, go = 0.6, threading.Event(), threading.Event()
+  first = leases.Lease(root, "lease", "is here ({})", seconds)
+  write = first._file.renew
+
+  def renew(data, version):
+    paused.set()
+    go.wait()
+    return write(data, version)
+
+  first._file.renew = renew
+  with first:
+    assert paused.wait(10)
+    with leases.Lease(root, "lease", "is here ({})", seconds) as second:
+      go.set()
+      first.abandon()
+      second.check()
+      with pytest.raises(TransientError, match="another process has taken it over"):
+        first.check()
+  assert (root / "lease").read() is None
+
+
+def test_one_of_two_that_take_over_a_dead_lease_holds_it(root):
+  (root / "lease").write_bytes(b'{"holder": "dead"}')
+  both = [leases.Lease(root, "lease", "is here ({})", 0.6) for _ in range(2)]
+  looks = threading.Barrier(2)
+  holders = []
+
+  def take(lease):
+    write = lease._file.replace_version
+
+    def replace_version(data, version):
+      lease._file.replace_version = write
+      looks.wait(10)
+      return write(data, version)
+
+    lease._file.replace_version = replace_version
+    try:
+      lease.__enter__()
+      holders.append(lease)
+    except locks.Held:
+      return
+
+  threads = [threading.Thread(target=take, args=(lease,)) for lease in both]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert len(holders) == 1
+  holders[0].check()
+  holders[0].close()
 
 
 def test_files_are_found_by_patterns_and_read_piece_by_piece(root, monkeypatch):

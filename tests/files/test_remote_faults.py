@@ -126,7 +126,7 @@ def test_lost_in_mid_run(answer, operations, said, workdir, server, capfd):
   lost = []
 
   def fault(operation, at):
-    if at.startswith(f"{name}/checkpoints/6-") and at.endswith("manifest.json") and operation == "write":
+    if at.startswith(f"{name}/checkpoints/6-") and at.endswith("manifest.json") and operation == "create":
       lost.append(at)  # this one is still written
       return None
     return answer if lost and (operations is None or operation in operations) else None

@@ -6,9 +6,11 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
+from t5x_like.errors import TransientError
 from t5x_like.parallel import distributed
 
 pytestmark = pytest.mark.runs
@@ -112,6 +114,18 @@ def test_a_process_that_does_not_report_is_named():
   assert_refused(results[0], "process 1 of 2 did not report within 1 s", expected=TRANSIENT)
 
 
+@pytest.mark.parametrize("waits", ["time.sleep(60)", "any(map(lambda _: False, iter(int, 1)))"], ids=["asleep", "busy"])
+def test_who_loses_the_first_process_ends_as_transient(waits):
+  body = f"import os, time; time.sleep(1) or os._exit(9) if jax.process_index() == 0 else {waits}"
+  first, second = finish(start_job(free_port(), range(2), 2, body=body))
+  assert first[0] == 9
+  code, _, err = second
+  line = err.splitlines()[-1]
+  assert code == 69 and line.startswith("transient error: jax has ended this process") and "Traceback" not in err, (
+    second
+  )
+
+
 COUNTED = """
   from jax._src import distributed as state
   jax.devices()
@@ -212,3 +226,23 @@ def test_slurm_is_detected():
 def test_one_process_needs_nothing():
   assert finish([start({}), start({"JAX_NUM_PROCESSES": "1"})]) == [(0, "met 0 1", "")] * 2
   assert len(distributed.code_version()) == 16
+
+
+@pytest.mark.parametrize(
+  "answer, kind, said",
+  [
+    ("DEADLINE_EXCEEDED: GetKeyValue() timed out", TransientError, "^process 1 is late$"),
+    (
+      "UNAVAILABLE: failed to connect to all addresses",
+      TransientError,
+      "process 0 of 1 cannot be reached: UNAVAILABLE",
+    ),
+    ("INTERNAL: a bug", RuntimeError, "INTERNAL"),
+  ],
+)
+def test_a_first_process_that_does_not_answer_is_transient(answer, kind, said):
+  def get(key, milliseconds):
+    raise RuntimeError(answer)
+
+  with pytest.raises(kind, match=said):
+    distributed._read(types.SimpleNamespace(blocking_key_value_get=get), "key", 1, "process 1 is late")

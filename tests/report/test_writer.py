@@ -7,6 +7,7 @@ import os
 import pathlib
 import pty
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,6 +111,83 @@ def test_lines_that_are_gone_are_missed_and_marked_once(tmp_path):
   path.unlink()
   with MetricsWriter(tmp_path, resume_step=9, expected=6) as writer:
     assert writer.missing == (1, 9)
+
+
+def remove(path):
+  path.unlink()
+
+
+def remove_the_directory(path):
+  shutil.rmtree(path.parent)
+
+
+def empty(path):
+  path.write_bytes(b"")
+
+
+def cut_inside_the_second_line(path):
+  content = path.read_bytes()
+  os.truncate(path, content.index(b"\n") + 5)
+
+
+def replace_with_an_equal_file(path):
+  content = path.read_bytes()
+  path.unlink()
+  path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+  "change, word, present",
+  [
+    (remove, "removed", []),
+    (remove_the_directory, "removed", []),
+    (empty, "cut", []),
+    (cut_inside_the_second_line, "cut", [1]),
+    (replace_with_an_equal_file, "replaced", [1, 2, 3]),
+  ],
+)
+def test_a_file_that_changes_under_the_run_is_told_and_gone_on_with(change, word, present, tmp_path, caplog):
+  workdir = tmp_path / "run"
+  with MetricsWriter(workdir, resume_step=0) as writer:
+    for step in (1, 2, 3):
+      writer.write(step, {"train/loss": 1.0})
+    change(workdir / "metrics.jsonl")
+    for step in (4, 5):
+      writer.write(step, {"train/loss": 1.0})
+  lost = [{"step": 3, "missing_from": len(present) + 1}] if len(present) < 3 else []
+  lines = [{"step": step, "train/loss": 1.0} for step in present] + lost
+  assert read_metrics(workdir) == lines + [{"step": step, "train/loss": 1.0} for step in (4, 5)]
+  (record,) = caplog.records
+  assert f"metrics.jsonl: was {word} while the run writes to it" in record.message
+  assert ("steps 1 to 3 are lost" in record.message) == (present == [])
+
+
+def test_a_file_that_was_removed_after_its_last_line_is_marked_too(tmp_path):
+  with MetricsWriter(tmp_path, resume_step=0) as writer:
+    writer.write(7, {"train/loss": 1.0})
+    (tmp_path / "metrics.jsonl").unlink()
+  assert read_metrics(tmp_path) == [{"step": 7, "missing_from": 1}]
+
+
+def test_lines_that_are_there_twice_are_dropped_and_kept_aside(tmp_path, caplog):
+  with MetricsWriter(tmp_path, resume_step=0) as writer:
+    for step in (1, 2):
+      writer.write(step, {"train/loss": 1.0})
+      writer.write(step, {"eval/loss": 1.0})
+  path = tmp_path / "metrics.jsonl"
+  path.write_bytes(2 * path.read_bytes())
+  with MetricsWriter(tmp_path, resume_step=2) as writer:
+    writer.write(3, {"train/loss": 1.0})
+  assert [(row["step"], *list(row)[1:]) for row in read_metrics(tmp_path)] == [
+    (1, "train/loss"),
+    (1, "eval/loss"),
+    (2, "train/loss"),
+    (2, "eval/loss"),
+    (3, "train/loss"),
+  ]
+  assert "4 lines were there twice" in caplog.text
+  (aside,) = tmp_path.glob("metrics.*.jsonl")
+  assert len(aside.read_text().splitlines()) == 8
 
 
 def test_a_partial_last_line_is_dropped(tmp_path):

@@ -92,3 +92,14 @@ def test_several_simulated_devices_keep_none(tmp_path):
   said, hits, bits = start(tmp_path, devices=2)
   assert "are not kept: on several simulated CPU devices" in said and start(tmp_path, devices=2) == (said, 0, bits)
   assert not (tmp_path / "compiled").exists()
+
+
+def test_the_oldest_programs_make_room(tmp_path, monkeypatch):
+  monkeypatch.setattr(compile_cache, "_MOST_BYTES", 250)
+  for age, name in enumerate(("new", "old", "older", "oldest")):
+    entry = tmp_path / f"{name}-cache"
+    entry.write_bytes(bytes(100))
+    os.utime(entry, (1_000 - age, 1_000 - age))
+  assert compile_cache._trim(tmp_path) == 2
+  assert sorted(entry.name for entry in tmp_path.iterdir()) == ["new-cache", "old-cache"]
+  assert compile_cache._trim(tmp_path) == 0 and compile_cache._trim(tmp_path / "none") == 0

@@ -1,6 +1,7 @@
 """Token stores over the network: a web server and a bucket, both on this machine, that fail and dawdle."""
 
 import concurrent.futures
+import contextlib
 import itertools
 import time
 
@@ -69,6 +70,24 @@ def test_opening_takes_a_manifest_a_table_and_one_listing(server):
   assert "every file is there" in store.verification
   store = TokenStore.open(f"{server.url}/train", verify="size")
   assert len(server.requests) == 6 and "cannot be listed" in store.verification
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["other content", "the same content"])
+def test_a_shard_that_is_overwritten_in_a_bucket_is_found(same, server, cache, monkeypatch):
+  monkeypatch.setattr(remote_ranges, "_BLOCK", 2_000)
+  store = TokenStore.open("gs://bucket/train", verify="size")
+  store.windows(np.array([0]), 10)
+  file = server.root / "train" / "tokens" / "00000000"
+  content = file.read_bytes()
+  monkeypatch.setitem(server.versions, "train/tokens/00000000", 7)
+  try:
+    file.write_bytes(content if same else content[::-1])
+    store.check_unchanged()
+    store.windows(np.array([5_000]), 10)
+    with contextlib.nullcontext() if same else pytest.raises(DamageError, match="tokens/00000000: found SHA-256"):
+      store.check_unchanged()
+  finally:
+    file.write_bytes(content)
 
 
 def test_a_lost_file_is_named(server, tmp_path):

@@ -1,5 +1,6 @@
 """The files of a token store: plain arrays, whose damage is refused by name."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -9,9 +10,9 @@ import pytest
 import tensorstore as ts
 
 from stores import TokenStoreWriter, edit, many_documents, write, write_store
-from t5x_like.errors import DamageError, UserError
+from t5x_like.errors import DamageError, TransientError, UserError
 from t5x_like.files import ranges
-from t5x_like.store import ids
+from t5x_like.store import ids, reader
 from t5x_like.store import manifest as manifests
 from t5x_like.store.tokens import TOKENS, TokenStore
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
@@ -225,3 +226,85 @@ def test_a_fingerprint_that_is_not_the_contents_is_found(damaged):
   edit(damaged, lambda m: m.update(fingerprint="0" * 64), checked=True)
   with pytest.raises(UserError, match="manifest.json: fingerprint: found '000000000000', but the content gives"):
     TokenStore.open(damaged, verify="full")
+
+
+@pytest.mark.parametrize("change", ["zeros", "shorter", "another file", "one bit"])
+def test_a_shard_that_is_overwritten_while_it_is_read_is_found(change, damaged):
+  store = TokenStore.open(damaged)
+  store.values(TOKENS)
+  store.check_unchanged()
+  file = damaged / "tokens" / "00000002"
+  content = file.read_bytes()
+  altered = {
+    "zeros": bytes(len(content)),
+    "shorter": content[:-2],
+    "another file": content[::-1],
+    "one bit": content[:-1] + bytes([content[-1] ^ 1]),
+  }[change]
+  if change == "another file":
+    file.unlink()
+  file.write_bytes(altered)
+  with pytest.raises(DamageError, match="tokens/00000002: found SHA-256 .*copy it again"):
+    reader.check_unchanged()
+
+
+def test_a_shard_that_is_copied_again_or_touched_is_none_of_them(damaged, monkeypatch):
+  store = TokenStore.open(damaged)
+  before = store.values(TOKENS)
+  file = damaged / "tokens" / "00000002"
+  content = file.read_bytes()
+  file.unlink()
+  file.write_bytes(content)
+  os.utime(damaged / "tokens" / "00000001", ns=(1, 1))
+  store.check_unchanged()
+  monkeypatch.setattr(reader, "_verify_checksum", None)  # they are verified once
+  store.check_unchanged()
+  np.testing.assert_array_equal(store.values(TOKENS), before)
+
+
+PASSING = (
+  "EIO",
+  "ESTALE",
+  "ETIMEDOUT",
+  "ECONNRESET",
+  "EHOSTDOWN",
+  "EHOSTUNREACH",
+  "ENETUNREACH",
+  "EREMOTEIO",
+  "ENOTCONN",
+)
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_a_fault_of_a_network_disk_that_passes_is_read_over(name, intact, monkeypatch):
+  """The file is opened again, as its descriptor may be stale for good."""
+  path, documents = intact
+  store, read, stale = TokenStore.open(path, "size"), os.preadv, []
+  store.values(TOKENS)
+
+  def preadv(file, *arguments):
+    if not stale:
+      stale.append(os.fstat(file).st_ino)
+      os.close(file)
+      os.open(os.devnull, os.O_RDONLY)  # takes the number of the descriptor
+    if os.fstat(file).st_ino == os.stat(os.devnull).st_ino:
+      raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+    return read(file, *arguments)
+
+  monkeypatch.setattr(os, "preadv", preadv)
+  monkeypatch.setattr("time.sleep", lambda seconds: None)
+  np.testing.assert_array_equal(store.values(TOKENS), np.concatenate(documents))
+  assert stale
+
+
+@pytest.mark.parametrize("name, kind", [*((name, TransientError) for name in PASSING), ("EACCES", UserError)])
+def test_a_fault_that_lasts_is_of_its_class(name, kind, intact, monkeypatch):
+  store = TokenStore.open(intact[0], "size")
+
+  def preadv(*_):
+    raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+
+  monkeypatch.setattr(os, "preadv", preadv)
+  monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0")
+  with pytest.raises(kind, match=f"tokens/0+.*{'tried once in 0 s' if kind is TransientError else 'copy it again'}"):
+    store.values(TOKENS)

@@ -180,3 +180,19 @@ def test_an_unknown_accelerator_and_a_part_of_one_have_no_peak(kind):
 def test_peak_of_a_cpu_is_measured():
   rate, source = compilation.peak_flops(jax.devices("cpu")[0])
   assert rate > 1e8 and "measured" in source
+
+
+@pytest.mark.parametrize(
+  "every, flags, expected", [(5, "", True), (0, "", False), (5, "--xla_gpu_deterministic_ops=0", False)]
+)
+def test_steps_that_are_computed_twice_are_deterministic_on_gpus(every, flags, expected, monkeypatch):
+  monkeypatch.setenv("XLA_FLAGS", flags)
+  gpu = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100")
+  config = types.SimpleNamespace(recompute_every=every)
+  assert compilation.gpu_options(config, gpu) == ({"xla_gpu_deterministic_ops": True} if expected else {})
+  assert compilation.gpu_options(config, jax.devices()[0]) == {}
+  options = compilation.gpu_options(config, gpu)
+  lowered = types.SimpleNamespace(compile=lambda compiler_options=None: compiler_options)
+  assert compilation.compiled_step(lowered, gpu, **options) == (options or None, options)
+  lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
+  assert lowered.compile(compiler_options=options)(jnp.ones(3)).sum() == 6  # the option exists

@@ -15,7 +15,7 @@ from t5x_like import train
 from t5x_like.errors import NumericError
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import phases
-from t5x_like.training.guard import GUARDS, Guard, target, watch
+from t5x_like.training.guard import GUARDS, Guard, Refusals, target, watch
 from t5x_like.training.run import Run
 from tests.runs import NANO, losses, prints, steps
 
@@ -144,6 +144,38 @@ def test_verdicts_replayed_in_plain_python(guard):
       refused += 1
     assert bool(accepted) is expected and int(state["refused"]) == refused
     assert float(state["mean_loss"]) == pytest.approx(mean, rel=1e-5)
+
+
+def verdicts(guard, losses) -> list[bool]:
+  judge, state, accepted = jax.jit(guard.judge), watch(), []
+  for loss in losses:
+    verdict, state = judge(state, np.float32(loss), np.float32(1))
+    accepted.append(bool(verdict))
+  return accepted
+
+
+@pytest.mark.parametrize(
+  "mean, jitter, spike", [(-1, 0.01, 50), (-1000, 10, 1e5), (0, 1, 50), (-1e-3, 1e-4, 1), (2, 0.3, 9), (0, 0, 0)]
+)
+def test_a_spike_is_one_whatever_the_sign_of_the_losses(mean, jitter, spike):
+  losses = mean + jitter * np.sin(np.arange(60))
+  losses[40] = spike if spike else 0.0
+  accepted = verdicts(GUARDS["skip"](spike=2.0, window=10), losses)
+  assert [step for step, verdict in enumerate(accepted) if not verdict] == ([40] if spike else [])
+
+
+def test_a_guard_that_refuses_every_second_update_ends_the_run():
+  guard = GUARDS["skip"](at_most=10)
+  refusals = Refusals(guard, [])
+  reasons = {step: refusals.add(step) for step in range(2, 400, 2)}
+  first = next(step for step, reason in reasons.items() if reason)
+  assert first == 52 and reasons[first] == "26 of the last 52 updates were left out"
+  resumed = Refusals(guard, range(2, 50, 2))
+  assert resumed.add(50) is None and resumed.add(52) == reasons[52]
+  rare = Refusals(guard, [])
+  assert not any(rare.add(step) for step in range(0, 10_000, 5))
+  in_a_row = Refusals(GUARDS["skip"](at_most=60), [])
+  assert not any(in_a_row.add(step) for step in range(1_000, 1_060))
 
 
 def test_a_return_without_a_step_to_go_to_names_the_key():
