@@ -20,7 +20,6 @@ import argparse
 import os
 import pathlib
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -32,7 +31,7 @@ from dataclasses import dataclass, field
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from launch.commands import masked
+from launch.commands import printable
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, UserError, door
 
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
@@ -279,7 +278,7 @@ def main(argv: list[str] | None = None) -> int:
     port = args.port or _free_port()
     for index in range(args.processes):
       own = _environment({}, index, args.processes, args.devices_per_process, port, index)
-      print("$", masked(shlex.join(["env", *(f"{name}={value}" for name, value in own.items()), *command])))
+      print("$", printable(["env", *(f"{name}={value}" for name, value in own.items()), *command]))
     return 0
   shape = args.processes, args.slices, args.least_slices, args.devices_per_process
   return Launcher(command, *shape, args.port, args.grace_seconds).run(args.restarts)

@@ -7,7 +7,8 @@
 before the time is up, and on preemption: the run saves and ends with 75. Then, and after failures that another start
 may mend, the job goes back into the queue under the same number, up to `--restarts` times; other exit codes end it
 (docs/reference/exit-codes.md). The same command later goes on. `status`, `logs` and `stop` (which lets the run save)
-take the same flags. Options that are not listed here are given as --sbatch=--OPTION=VALUE.
+take the same flags. Options that are not listed here are given as --sbatch=--OPTION=VALUE. A job holds its nodes until
+it ends, each time after --time at the latest, or else after the partition's limit; nothing else is created.
 """
 
 import pathlib
@@ -94,7 +95,11 @@ def queued(name: str, shell: Shell) -> list[tuple[str, str]]:
   done = shell.run(["squeue", "--me", f"--name={name}", "--noheader", "--format=%i %T"], asks=True)
   if done.returncode:
     raise _failure("squeue", done.stderr)
-  return [tuple(line.split()) for line in done.stdout.splitlines() if line.strip()]
+  rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
+  for row in rows:
+    if len(row) != 2 or not re.fullmatch(r"\d[\w\[\]+-]*", row[0]):
+      raise TransientError(f"squeue: expected lines of a number and a state, found {last_line(' '.join(row))!r}")
+  return [(number, state) for number, state in rows]
 
 
 def start(job: Job, args, shell: Shell) -> int:
@@ -145,6 +150,7 @@ def main(argv: list[str] | None = None) -> int:
   there = args.directory or str(commands.ROOT)
   if not pathlib.Path(job.workdir).is_absolute() and pathlib.Path(there).absolute() != pathlib.Path.cwd():
     raise UserError(f"--workdir={job.workdir}: expected an absolute path, as the job runs in {there}, not here")
+  commands.check_train_command(args, directory=there)
   if args.action == "start":
     return start(job, args, shell)
   if args.action == "logs":
