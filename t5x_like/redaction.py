@@ -28,6 +28,9 @@ _HEADER = re.compile(r"(?i)\b((?:authorization|cookie)\s*:\s*(?:bearer|basic|tok
 _SCHEME = re.compile(r"(?i)\b((?:bearer|basic)\s+)[\w+/=.~-]{16,}")
 _USER = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)(?:[^\s/?#<>:]*:[^\s<>]*|[^\s/?#<>]*)@")
 _USER_IN_WORD = re.compile(r"(?is)\b([a-z][a-z0-9+.-]*://)(?:[^/?#]*|.*:.*)@")
+# Of an address that is opened again: `hf://model@revision` and `gs://bucket/a:b@c` name no user.
+_STRICT_USER = re.compile(r"(?i)\b((?:https?|ftps?)://(?=[^/?#\s]*@)|[a-z][a-z0-9+.-]*://(?=[^/?#\s@]*:))[^/?#\s]*@")
+_QUERY = re.compile(r"(?<=[?&])([A-Za-z_][\w.-]*)=([^&#\s]+)")
 _KNOWN = re.compile(
   r"\b(?:hf_[A-Za-z0-9]{16,}|gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}"
   r"|xox[abpr]-[\w-]{8,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|ya29\.[\w.-]{16,}|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]*)"
@@ -70,6 +73,26 @@ def redact_tree(value: Any, name: str = "") -> Any:
   if value and is_secret_name(name):
     return MASK
   return redact_word(value)
+
+
+def redact_config(config: dict[str, Any]) -> dict[str, Any]:
+  """Return a run's config to save or show: without secrets in addresses anywhere, nor by name in `trackers`.
+
+  Other keys keep their values, for a run is opened again by them: a field called `key` is no secret.
+  """
+  trackers = {"trackers": redact_tree(config["trackers"])} if "trackers" in config else {}
+  return _redact_addresses(config) | trackers
+
+
+def _redact_addresses(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {key: _redact_addresses(item) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return type(value)(_redact_addresses(item) for item in value)
+  if isinstance(value, str):
+    value = _STRICT_USER.sub(rf"\1{MASK}@", value)
+    return _QUERY.sub(_redact_assignment, value)
+  return value
 
 
 def _redact_assignment(match: re.Match) -> str:

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from t5x_like.redaction import is_secret_name, redact, redact_tree
+from t5x_like.redaction import is_secret_name, redact, redact_config, redact_tree
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,12 @@ def test_a_tree_keeps_its_form():
     "ratio": 0.5,
     "none": None,
   }
+
+
+def test_a_config_keeps_what_a_run_is_opened_by():
+  kept = {"store": "hf://model@main", "image": "gs://bucket/a:b@c", "field": {"key": "x"}, "sizes": [1, None]}
+  secret = {"source": "https://LEAK@host/a?step=1&token=LEAK", "cache": ["s3://LEAK:LEAK@bucket/x"]}
+  config = redact_config({"task": kept | secret, "trackers": {"wandb": {"api_key": "LEAK"}}})
+  assert config["task"].items() >= kept.items()
+  assert config["task"]["source"] == "https://***@host/a?step=1&token=***"
+  assert config["task"]["cache"] == ["s3://***@bucket/x"] and config["trackers"] == {"wandb": {"api_key": "***"}}

@@ -13,6 +13,7 @@ import jinja2
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, local
 from t5x_like.files.places import place
+from t5x_like.redaction import redact_config
 from t5x_like.report import readable
 from t5x_like.report.charts import charts, gaps, series
 from t5x_like.report.writer import read_metrics
@@ -106,8 +107,12 @@ def _starts(path: pathlib.Path):
 
 
 def flat_object(path: pathlib.Path) -> dict[str, str]:
-  """Return the values of a JSON file by dotted key, {} if it is missing; raise UserError if it holds no JSON object."""
-  return _flat(_read_object(path))
+  """Return the values of a JSON file by dotted key, without secrets; {} if it is missing.
+
+  Raises:
+    UserError: it holds no JSON object.
+  """
+  return _flat(redact_config(_read_object(path)))
 
 
 def total_steps(config: dict[str, str]) -> int | None:
