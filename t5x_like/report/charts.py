@@ -38,12 +38,19 @@ def broken(steps: np.ndarray, values: np.ndarray, lost: list[tuple[int, int]]) -
   return np.insert(steps, index, firsts), np.insert(values, index, np.nan)
 
 
-def charts(rows: Rows) -> list[dict[str, str]]:
-  """Draw one {title, svg, width} per metric that has data; `width` is "wide" for the loss, else ""."""
+def charts(rows: Rows, unit: str = "") -> list[dict[str, str]]:
+  """Draw one {title, svg, width} per metric that has data; `width` is "wide" for the loss, else "".
+
+  Args:
+    unit: of the loss, for its axis.
+  """
   drawn = []
   if len(series(rows, "train/loss")[0]) or _eval_names(rows, "loss"):
-    drawn.append({"title": "Loss", "svg": _loss_chart(rows), "width": "wide"})
+    drawn.append({"title": "Loss", "svg": _loss_chart(rows, unit), "width": "wide"})
   for title, name, options in (
+    ("Accuracy", "train/accuracy", {"percent": True}),
+    ("Margin of preferred answers", "train/margin", {}),
+    ("Reward", "train/reward", {}),
     ("Learning rate", "train/learning_rate", {"noise": False}),
     ("Gradient norm", "train/gradient_norm", {"log": True}),
     ("Tokens per second", "train/tokens_per_second", {"from_zero": True}),
@@ -155,7 +162,7 @@ def _eval_names(rows: Rows, metric: str) -> list[str]:
   return sorted({n for row in rows for n in row if n.startswith("eval/") and n.endswith(f"/{metric}")})
 
 
-def _loss_chart(rows: Rows) -> str:
+def _loss_chart(rows: Rows, unit: str) -> str:
   figure, axes = _axes("loss", 9.4, 3.7)
   steps, values = series(rows, "train/loss")
   seen, lost = [], gaps(rows)
@@ -185,7 +192,8 @@ def _loss_chart(rows: Rows) -> str:
   low, high = everything.min(), np.percentile(everything, 99.5)
   axes.set_ylim(low - 0.05 * (high - low or 1), high + 0.08 * (high - low or 1))
   axes.set_xlabel("step")
-  axes.set_ylabel("nats per target token")
+  if unit:
+    axes.set_ylabel(unit)
   axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="upper right")
   return _svg(figure, "loss")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 
+from t5x_like import objectives, slots
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, local
 from t5x_like.files.places import place
@@ -43,7 +44,7 @@ def write_report(workdir) -> pathlib.Path:
     verdict=readable.verdict(rows, total_steps(config)),
     facts=readable.facts(rows, starts, environment, sharding),
     headlines=_headlines(rows, config),
-    charts=charts(rows),
+    charts=charts(rows, loss_unit(config)),
     evals=_evals(rows),
     gaps=gaps(rows),
     not_finite=sum(value is None for row in rows for value in row.values()),
@@ -121,6 +122,14 @@ def total_steps(config: dict[str, str]) -> int | None:
   return int(total) if total.isdecimal() else None
 
 
+def loss_unit(config: dict[str, str]) -> str:
+  """Return the unit of the loss of a config by dotted key; "" without one, or for an objective from elsewhere."""
+  name = config.get("objective.name", "")
+  if name not in slots.names(objectives):
+    return ""
+  return slots.find("config.objective.name", name, objectives, "Objective").unit
+
+
 def _subtitle(config: dict[str, str]) -> str:
   parts = [config[name] for name in ("model.name", "model.variant", "model.size", "task.name") if name in config]
   return " · ".join(parts)
@@ -142,6 +151,10 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
     if len(loss):
       note = f"unigram entropy {entropy[-1]:.3f}" if len(entropy) else f"best {loss.min():.3f}"
       shown.append({"label": "Eval loss", "value": f"{loss[-1]:.3f}", "note": f"{task}: {note}"})
+    _, accuracy = series(rows, f"eval/{task}/accuracy")
+    if len(accuracy):
+      best = f"best {100 * accuracy.max():.1f}%"
+      shown.append({"label": "Eval accuracy", "value": f"{100 * accuracy[-1]:.1f}%", "note": f"{task}: {best}"})
   for of in ("Tokens", "Images"):
     _, rate = series(rows, f"train/{of.lower()}_per_second")
     if len(rate):
