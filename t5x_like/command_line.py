@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import io
 import os
 import sys
 import traceback
@@ -21,6 +22,7 @@ from t5x_like.errors import (
   one_line,
 )
 from t5x_like.files.places import directory
+from t5x_like.terminal_text import visible
 
 _INTERRUPTED = 130
 _STEPS = 2**31
@@ -118,6 +120,9 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
   In a job of several processes, a failing process exits at once. An orderly shutdown of jax would wait minutes for the
   others, which wait for this one in a collective; after a hard exit they fail too, and the launcher can act.
   """
+  for stream in (sys.stdout, sys.stderr):  # a locale such as Latin-1 has no dashes and few letters
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(errors="backslashreplace")
   gc.set_threshold(100_000, 20, 20)  # imports and traces leave millions of objects, but little garbage
   try:
     code = main(sys.argv[1:])
@@ -125,7 +130,7 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
     print("interrupted", file=sys.stderr)
     code = _INTERRUPTED
   except Exception as error:
-    traceback.print_exc()
+    print(visible(traceback.format_exc()), end="", file=sys.stderr)
     code = _unforeseen(error)
   together = "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
   if code == _INTERRUPTED or together and code not in (0, EXIT_PREEMPTED):
