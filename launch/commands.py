@@ -21,6 +21,7 @@ from t5x_like.command_line import Parser
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, TransientError, UserError
 from t5x_like.files.places import directory
 from t5x_like.redaction import is_secret_name, redact, redact_word
+from t5x_like.terminal_text import visible
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")  # a tab is none that breaks lines
@@ -363,7 +364,7 @@ def _is_value(word: str) -> bool:
 
 
 def say(message: str) -> None:
-  print(f"[launcher] {message}", file=sys.stderr, flush=True)
+  print(f"[launcher] {visible(message)}", file=sys.stderr, flush=True)
 
 
 def last_line(text: str) -> str:

@@ -20,6 +20,7 @@ import argparse
 import os
 import pathlib
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -135,13 +136,14 @@ class Launcher:
   def _attempt(self) -> Attempt:
     port = self.port or _free_port()
     _check_free(port)
+    key = secrets.token_hex(16)  # strangers at the port do not know it
     readers = []
     self._children = []
     try:
       for index, host in enumerate(self._hosts):
         child = subprocess.Popen(
           [sys.executable, "-c", _TIED, str(os.getpid()), *self.command],
-          env=_environment(os.environ, index, len(self._hosts), self.devices_per_process, port, host),
+          env=_environment(os.environ, index, len(self._hosts), self.devices_per_process, port, host, key),
           stdin=subprocess.DEVNULL,
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
@@ -200,7 +202,7 @@ class Launcher:
     self._signal_all(number)
 
 
-def _environment(base, index: int, processes: int, devices: int, port: int, host: int) -> dict[str, str]:
+def _environment(base, index: int, processes: int, devices: int, port: int, host: int, key: str) -> dict[str, str]:
   """Return the environment of one process: CPU only, its own devices, its place in the job, and its host."""
   env = {k: v for k, v in base.items() if k not in _FOREIGN}
   flags = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", ""))
@@ -211,6 +213,7 @@ def _environment(base, index: int, processes: int, devices: int, port: int, host
     "JAX_NUM_PROCESSES": str(processes),
     "JAX_PROCESS_ID": str(index),
     "T5X_LIKE_HOST": str(host),
+    "T5X_LIKE_JOB_KEY": key,
     "PYTHONUNBUFFERED": "1",
   }
 
@@ -277,7 +280,7 @@ def main(argv: list[str] | None = None) -> int:
   if args.dry_run:
     port = args.port or _free_port()
     for index in range(args.processes):
-      own = _environment({}, index, args.processes, args.devices_per_process, port, index)
+      own = _environment({}, index, args.processes, args.devices_per_process, port, index, "***")
       print("$", printable(["env", *(f"{name}={value}" for name, value in own.items()), *command]))
     return 0
   shape = args.processes, args.slices, args.least_slices, args.devices_per_process

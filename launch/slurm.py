@@ -13,6 +13,7 @@ it ends, each time after --time at the latest, or else after the partition's lim
 
 import pathlib
 import re
+import secrets
 import shlex
 import sys
 
@@ -61,6 +62,7 @@ def script(job: Job, args, log: str) -> str:
     "#!/bin/bash",
     *map(_directive, given),
     *commands.exports(job.environment),
+    f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}",  # strangers at the coordinator's port do not know it
     f"cd {commands.quoted(args.directory or commands.ROOT)} || exit 2",
     f"rm -f {ended}",
     f"{task} {commands.preflight(job)} && {task} {commands.quoted(*job.command)}",

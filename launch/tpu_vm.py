@@ -11,8 +11,9 @@ is asked for again; a request that fails is made again up to `--requests` times,
 up to `--restarts` times, unless its exit code says that this is of no use (docs/reference/exit-codes.md).
 
 A slice is billed as long as it exists. It is deleted when the job has finished, has failed for good or was stopped, and
-`--max_hours` after its creation, with a save before; `--keep` leaves it. This needs a launcher that watches: after ^C
-or a crash of this machine the slice remains. `stop` lets the run save, waits for its end and deletes the slice;
+`--max_hours` after its creation, with a save before; `--keep` leaves it. Where no launcher watches any more, after ^C
+or a crash of this machine, the first host deletes the slice itself, an hour after the job's end or at the end of its
+lifetime, if the service account of the VM may do so. `stop` lets the run save, waits for its end and deletes the slice;
 `delete` deletes it at once; `status` and `logs` only read. All take the same flags.
 """
 
@@ -20,6 +21,7 @@ import datetime
 import io
 import math
 import pathlib
+import secrets
 import shlex
 import sys
 import tarfile
@@ -34,6 +36,7 @@ if __package__ in (None, ""):
 from launch import commands
 from launch.commands import EXIT_NO_ANSWER, Job, Shell, last_line, parse_answer, say
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, door, retried
+from t5x_like.terminal_text import visible
 
 _SHIPPED = (
   "t5x_like",
@@ -58,11 +61,13 @@ _SSH_SECONDS = 120.0
 _COPY_SECONDS = 600.0
 _INSTALL_SECONDS = 1800.0
 _DELETE_SECONDS = 1800.0
+_GUARD_POLL_SECONDS = 60
+_GUARD_WAIT_SECONDS = 3600  # after the end of the job, in which the launcher deletes the slice
 _GRACE_SECONDS = 900.0  # for a save at the end of the lifetime
 _INTERRUPTED = 130
 _LOGS = pathlib.Path("~/.cache/t5x_like/launch")
-# What the hosts run: `control.sh start | state | stop | end | log`. The job is a process group, which TERM asks to save
-# and end; its exit code is kept. After `stop`, one that ended before it could save does not come back either.
+# What the hosts run: `control.sh start | state | stop | end | guard | log`. The job is a process group, which TERM asks
+# to save and end; its exit code is kept. After `stop`, one that ended before it could save does not come back either.
 _CONTROL = """#!/bin/bash
 cd "$(dirname "$0")" || exit 1
 alive() { [ ! -f exit_code ] && [ -f pid ] && kill -0 -- "-$(cat pid)" 2>/dev/null; }
@@ -84,8 +89,31 @@ case "$1" in
     if [ "$1" = stop ]; then touch stopped; fi
     kill -TERM -- "-$(cat pid)"
     echo stopping ;;
+  guard) setsid bash guard.sh >> guard.log 2>&1 < /dev/null & ;;
   log) tail -n "${2:-100}" log ;;
 esac
+"""
+# Runs on the first host, and deletes the slice where no launcher does. The newest guard alone counts.
+_GUARD = """#!/bin/bash
+cd "$(dirname "$0")" || exit 1
+echo $$ > guard.pid
+last=$(($(date +%s) + {lifetime}))
+ended=
+while sleep {poll}; do
+  if [ "$(cat guard.pid)" != $$ ]; then exit 0; fi
+  now=$(date +%s)
+  if [ -f exit_code ]; then ended=${{ended:-$now}}; else ended=; fi
+  if [ "$now" -ge "$last" ] && [ -z "$ended" ]; then
+    bash control.sh stop
+    for second in $(seq {grace}); do
+      if [ -f exit_code ]; then break; fi
+      sleep 1
+    done
+  elif [ -z "$ended" ] || [ $((now - ended)) -lt {wait} ]; then
+    continue
+  fi
+  {delete} && exit 0
+done
 """
 
 
@@ -240,6 +268,17 @@ class Slices:
     command = shlex.join(self._command("queued-resources", "delete", self.name, "--force"))
     return f"{self.name} exists and is billed until it is deleted: {command}"
 
+  def guard(self) -> str:
+    """Return the script with which the first host deletes the slice where no launcher does."""
+    lifetime = 3600 * self.args.max_hours if self.deadline is None else self.deadline - time.monotonic()
+    return _GUARD.format(
+      lifetime=max(0, math.ceil(lifetime)),
+      poll=_GUARD_POLL_SECONDS,
+      wait=_GUARD_WAIT_SECONDS,
+      grace=math.ceil(_GRACE_SECONDS),
+      delete=commands.quoted(*self._command("queued-resources", "delete", self.name, "--force", "--async")),
+    )
+
   def _age_seconds(self) -> float:
     """Return the age of the first TPU VM; 0 if it is not known."""
     done = self.gcloud("tpu-vm", "describe", self.nodes[0], "--format=json", asks=True)
@@ -351,8 +390,12 @@ def install(slices: Slices, job: Job) -> None:
     tar = pathlib.Path(scratch) / "project.tar.gz"
     if not slices.shell.dry_run:
       tar.write_bytes(package)
-    slices.ssh(hosts, f"mkdir -p {folder}/project")
+    slices.ssh(hosts, f"mkdir -p {folder}/project && echo none > {folder}/guard.pid")
     slices.copy(hosts, [*files, tar], folder)
+    if not slices.args.keep:
+      guard = pathlib.Path(scratch) / "guard.sh"
+      slices.shell.write(guard, slices.guard())
+      slices.copy(hosts[:1], [guard], folder)
   unpack = f"cd {folder} && tar -xzf project.tar.gz -C project && bash install.sh"
   slices.ssh(hosts, unpack, tries=2, seconds=_INSTALL_SECONDS)
 
@@ -364,6 +407,7 @@ def _script(job: Job) -> str:
     'jobs="$(cd "$(dirname "$0")" && pwd)"',
     'export PATH="$jobs/venv/bin:$PATH"',
     *commands.exports(job.environment),
+    f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}",  # strangers at the coordinator's port do not know it
     "trap : TERM  # the command gets it too, saves and ends; its exit code is kept",
     'cd "$jobs/project"',
     f"{commands.preflight(job)} && {commands.quoted(*job.command)}",
@@ -392,6 +436,7 @@ def train(slices: Slices, job: Job) -> int:
   slices.ssh(hosts, f"{control} start")
   say(f"{job.name} runs on {len(hosts)} hosts; ^C leaves it running, and billed")
   if not slices.args.keep:
+    slices.ssh(hosts[:1], f"{control} guard")
     say(f"the slice is deleted when the job ends, and after {slices.args.max_hours:g} hours (--keep, --max_hours)")
   latest = math.inf
   while not slices.shell.dry_run:
@@ -500,7 +545,7 @@ def stop(slices: Slices, job: Job) -> int:
   control = f"bash jobs/{job.name}/control.sh"
   hosts = slices.hosts()
   for (node, worker), answer in slices.ssh(hosts, f"{control} stop").items():
-    print(f"{node} worker {worker}: {answer}", flush=True)
+    print(f"{node} worker {worker}: {visible(answer)}", flush=True)
   latest = time.monotonic() + _GRACE_SECONDS
   while not slices.shell.dry_run:
     if slices.state() != "ACTIVE":
@@ -585,10 +630,10 @@ def main(argv: list[str] | None = None) -> int:
     return stop(slices, job)
   hosts = slices.hosts()
   if args.action == "logs":
-    print(slices.ssh(hosts[:1], f"{control} log 200")[hosts[0]])
+    print(visible(slices.ssh(hosts[:1], f"{control} log 200")[hosts[0]]))
     return 0
   for (node, worker), answer in slices.ssh(hosts, f"{control} state").items():
-    print(f"{node} worker {worker}: {answer}")
+    print(f"{node} worker {worker}: {visible(answer)}")
   say(slices.billed())
   return 0
 

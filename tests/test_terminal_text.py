@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from t5x_like.corpora.job import skips
 from t5x_like.errors import UserError, door
 from t5x_like.inference import terminal
 from t5x_like.runtime import process
@@ -31,6 +32,10 @@ def test_an_error_of_data_is_printed_without_them(capsys):
   assert main() == 2
   err = capsys.readouterr().err
   assert "\x1b" not in err and "\x9b" not in err and r"\x1b]52" in err
+
+
+def test_reasons_in_a_manifest_are_printed_without_them():
+  assert skips({EVIL: 3}).startswith(r", 3 records skipped (a\x1b]52;c;") and "\x1b" not in skips({EVIL: 3})
 
 
 def test_what_is_said_and_warned_of_is_printed_without_them(capsys):

@@ -27,8 +27,7 @@ def draw(workdir, config, parts, arrays, task, evaluated, groups) -> None:
   """
   if "image" not in task.features:
     return
-  from t5x_like.report import pictures
-
+  pictures = slots.module("pictures", __name__)
   try:
     made = pictures.made(config, parts, arrays, task, evaluated, groups)
     if process.first():
@@ -44,8 +43,7 @@ def write_page(workdir, address=None, beat: Callable[[str], None] = lambda doing
     address: the workdir's address, for the warning, if it differs.
     beat: called about once a second with a description of the activity.
   """
-  from t5x_like.report import page
-
+  page = slots.module("page", __name__)
   outcome = {}
 
   def write() -> None:

@@ -18,6 +18,9 @@ TRAIN = ("--", "python", "-m", "t5x_like.train")
 FLAGS = ("--project=p", "--zone=z", "--accelerator_type=v5litepod-8", "--spot")
 
 
+SAVES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(60)"
+
+
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
   """Returns `prepare(**what goes wrong)`, which returns `calls()`: the words of each call so far."""
@@ -211,6 +214,21 @@ def test_a_run_saves_and_its_slice_goes_at_the_end_of_its_lifetime(cloud, capsys
   assert start(keep=False, program=program) == 75
   assert "168 hours are over (--max_hours)" in capsys.readouterr().err
   assert len(calls("queued-resources", "create")) == 1 and not queued(cloud)
+
+
+@pytest.mark.parametrize("hours, program", [(168, "pass"), (1e-5, SAVES)])
+def test_the_first_host_deletes_a_slice_that_nobody_watches(hours, program, cloud, monkeypatch):
+  """After the job, and at the end of its lifetime with a save before; the launcher is gone as soon as the job runs."""
+  monkeypatch.setattr(tpu_vm, "_GUARD_POLL_SECONDS", 0.1)
+  monkeypatch.setattr(tpu_vm, "_GUARD_WAIT_SECONDS", 1)
+  monkeypatch.setattr(tpu_vm, "_codes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+  calls = cloud()
+  assert start(f"--max_hours={hours}", keep=False, program=program) == 130
+  deadline = time.monotonic() + 30
+  while queued(cloud) and time.monotonic() < deadline:
+    time.sleep(0.1)
+  (deleted,) = calls("queued-resources", "delete")
+  assert {"--force", "--async"} <= set(deleted)
 
 
 def test_requests_that_fail_have_an_end_and_a_reason(cloud, capsys, monkeypatch):
