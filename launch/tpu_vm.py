@@ -220,10 +220,10 @@ class Slices:
     if useless or failures >= self.args.requests:
       kind = TransientError if _no_capacity(reason) else UserError
       raise kind(
-        f"{self.name}: the request was made {failures} times and is not made again; {reason}; see --accelerator_type,"
+        f"{self.name}: request {failures} of {self.args.requests}, the last: {reason}; see --accelerator_type,"
         " --runtime_version, --zone and --requests"
       )
-    say(f"request {failures} of {self.args.requests} failed; {reason}; asking again in {wait:g} s")
+    say(f"request {failures} of {self.args.requests}: {reason}; asking again in {wait:g} s")
 
   def _create(self) -> bool:
     """Ask for the slices; return whether the request was taken, which it is not without capacity."""
@@ -623,6 +623,9 @@ def main(argv: list[str] | None = None) -> int:
   state = slices.state()
   if state != "ACTIVE" and not args.dry_run:
     print(f"{job.name}: {'no such slice' if state is None else state.lower()}")
+    folder = _LOGS.expanduser() / job.name
+    if args.action == "logs" and folder.is_dir():
+      print(f"logs of earlier slices are in {folder}")
     if args.action == "stop" and state is not None:  # a request that may still be granted
       return slices.give_back(0)
     return 0

@@ -15,9 +15,9 @@ from t5x_like.inference.talk import Talk
 PAGE = pathlib.Path(__file__).with_name("chat.html")
 _ROLES = ("system", "user", "assistant")
 _LARGEST = 2**20  # bytes of a request
-_READ_SECONDS = 15.0  # for a whole request
-_WRITE_SECONDS = 30.0  # for a part of an answer that the reader does not take
-_MOST_CONNECTIONS = 64
+_READ_SECONDS = 10.0  # for a whole request
+_WRITE_SECONDS = 10.0  # for a part of an answer that the reader does not take
+_MOST_CONNECTIONS = 512
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 
 

@@ -16,7 +16,7 @@ from t5x_like.files import checked_json, local
 from t5x_like.files.places import place
 from t5x_like.redaction import redact_config
 from t5x_like.report import readable
-from t5x_like.report.charts import charts, gaps, series
+from t5x_like.report.charts import Rows, charts, gaps, series
 from t5x_like.report.writer import read_metrics
 
 FILE = "report.html"
@@ -33,8 +33,8 @@ def write_report(workdir) -> pathlib.Path:
     UserError: one of them is corrupt or the report cannot be written.
   """
   workdir = pathlib.Path(workdir)
-  rows = read_metrics(workdir)
   config, environment = (flat_object(workdir / name) for name in ("config.json", "environment.json"))
+  rows = metrics(workdir, config)
   starts = list(_starts(workdir / "history.jsonl"))
   sharding = (local.content(workdir / "sharding.txt") or b"").decode(errors="replace")
   html = render(
@@ -122,12 +122,28 @@ def total_steps(config: dict[str, str]) -> int | None:
   return int(total) if total.isdecimal() else None
 
 
+def metrics(workdir: pathlib.Path, config: dict[str, str]) -> Rows:
+  """Return the lines of `metrics.jsonl`, without entropies and perplexities that older versions gave other losses."""
+  rows = read_metrics(workdir)
+  objective = _objective(config)
+  if objective is None or objective.likelihood:
+    return rows
+  wrong = ("/unigram_entropy", "/perplexity")
+  return [{name: value for name, value in row.items() if not name.endswith(wrong)} for row in rows]
+
+
 def loss_unit(config: dict[str, str]) -> str:
   """Return the unit of the loss of a config by dotted key; "" without one, or for an objective from elsewhere."""
+  objective = _objective(config)
+  return "" if objective is None else objective.unit
+
+
+def _objective(config: dict[str, str]) -> Any:
+  """Return the class of the objective of a config by dotted key; None for one from elsewhere."""
   name = config.get("objective.name", "")
   if name not in slots.names(objectives):
-    return ""
-  return slots.find("config.objective.name", name, objectives, "Objective").unit
+    return None
+  return slots.find("config.objective.name", name, objectives, "Objective")
 
 
 def _subtitle(config: dict[str, str]) -> str:

@@ -238,7 +238,7 @@ def test_requests_that_fail_have_an_end_and_a_reason(cloud, capsys, monkeypatch)
   assert start("--requests=3") == 2
   assert len(calls("queued-resources", "create")) == len(calls("queued-resources", "delete")) == 3
   err = capsys.readouterr().err
-  assert err.count("runtime version x is not supported") == 3 and "request 2 of 3 failed" in err
+  assert err.count("runtime version x is not supported") == 3 and "request 2 of 3: failed: runtime" in err
   longest = sorted(waits)[-2:]
   assert longest[1] == pytest.approx(2 * longest[0])
 

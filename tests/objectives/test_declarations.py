@@ -1,5 +1,6 @@
 """What objectives declare for reports, and what is said of one that lacks a part."""
 
+import json
 import types
 
 import pytest
@@ -8,8 +9,9 @@ from t5x_like import objectives, slots
 from t5x_like.errors import UserError
 from t5x_like.objectives import check_declarations, evaluate
 from t5x_like.report.charts import charts
-from t5x_like.report.page import loss_unit
+from t5x_like.report.page import loss_unit, metrics
 
+OLDER = ("eval/a/loss", "eval/a/unigram_entropy", "eval/a/perplexity")
 BUILT_IN = slots.names(objectives)
 # The metric `loss` is -log p of the targets, and nothing else.
 LIKELIHOODS = {"decoder", "encoder_decoder", "mlm", "permutation_lm", "tagging", "multiple_choice", "patch_colours"}
@@ -33,6 +35,12 @@ def test_classes_have_an_entropy_where_the_loss_is_a_softmax(name):
 
 def test_an_objective_of_ones_own_has_no_unit_of_ours():
   assert loss_unit({"objective.name": "my.module:Objective"}) == "" and loss_unit({}) == ""
+
+
+@pytest.mark.parametrize("name, names", [("dpo", {"step", "eval/a/loss"}), ("decoder", {"step", *OLDER})])
+def test_pages_of_older_runs_show_no_entropy_of_other_losses(name, names, tmp_path):
+  (tmp_path / "metrics.jsonl").write_text(json.dumps(dict.fromkeys(OLDER, 1.0) | {"step": 1}) + "\n")
+  assert set(metrics(tmp_path, {"objective.name": name})[0]) == names
 
 
 def test_the_chart_of_the_loss_has_its_unit():
