@@ -60,7 +60,7 @@ def parser(description: str, actions: Sequence[str]) -> Parser:
   return made
 
 
-def check_train_command(args: argparse.Namespace, directory: str = "", folders: Sequence[str] = ()) -> None:
+def check_train_command(args: argparse.Namespace, directory: str = "", folders: Sequence[str] | None = None) -> None:
   """Check the train command of `start` before anything is created, see `train_command.check`.
 
   Raises:

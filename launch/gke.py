@@ -33,6 +33,7 @@ from t5x_like.redaction import redact_tree
 
 _KIND = "jobsets.jobset.x-k8s.io"
 _UNKNOWN = "unknown"
+_IN_IMAGE = ("t5x_like", "configs", "launch", "tools")  # by launch/Dockerfile
 _WEEK_SECONDS = 7 * 24 * 3600
 _STOP_SECONDS = 600.0  # beside the grace period
 # Disks and memory of a node below which a job may have a directory; all else of a node is the system's.
@@ -252,7 +253,7 @@ def main(argv: list[str] | None = None) -> int:
   if args.host_directory:
     check_host_directory(args.host_directory)
   if args.action == "start":
-    commands.check_train_command(args)
+    commands.check_train_command(args, folders=_IN_IMAGE)
     if not args.image:
       raise UserError("--image is missing: docker build -f launch/Dockerfile -t IMAGE . && docker push IMAGE")
     if _is_gpu(args) and args.slices > 1:

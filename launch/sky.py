@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
         f"--secret={name}: not set here; set it in this environment, its value is not given on the command line"
       )
   if args.action == "start":
-    commands.check_train_command(args)
+    commands.check_train_command(args, folders=())
     return start(job, args, shell)
   if args.action == "status":
     print(f"{job.name}: {(state(job.name, shell) or 'no such job').lower()}")

@@ -13,14 +13,14 @@ _MODULE = "t5x_like.train"
 _ANY_SIZE = 128  # in place of a vocabulary's, which may lie where only the hosts read
 
 
-def check(command: Sequence[str], directory: str = "", folders: Sequence[str] = ()) -> None:
+def check(command: Sequence[str], directory: str = "", folders: Sequence[str] | None = None) -> None:
   """Check that the recipe of a train command exists and that its flags and keys resolve; read no data and no weights.
 
   A command that does not run `t5x_like.train` is not checked.
 
   Args:
     directory: where the command runs, if this machine has it; default: this project.
-    folders: folders of this project that reach the hosts; empty if all do.
+    folders: folders of this project that reach the hosts, () for the whole project; None if the hosts share a disk.
   Raises:
     UserError: as the training program itself would, or the recipe does not reach the hosts.
   """
@@ -45,7 +45,7 @@ def train_flags(command: Sequence[str]) -> list[str] | None:
   return None
 
 
-def _check_flags(flags: list[str], folders: Sequence[str]) -> None:
+def _check_flags(flags: list[str], folders: Sequence[str] | None) -> None:
   from t5x_like import train
 
   for flag in flags:
@@ -53,7 +53,7 @@ def _check_flags(flags: list[str], folders: Sequence[str]) -> None:
       raise UserError(f"the train command: found {flag}, expected flags that train")
   args, overrides, window = train.parse(flags)
   file = pathlib.Path(args.config.partition(":")[0])
-  if folders:
+  if folders is not None:
     _check_reaches_hosts(file, folders)
   config = recipes.load(args.config, overrides)
   train.check_window(args.profile, window, config)
@@ -62,11 +62,16 @@ def _check_flags(flags: list[str], folders: Sequence[str]) -> None:
 
 
 def _check_reaches_hosts(file: pathlib.Path, folders: Sequence[str]) -> None:
-  """Refuse a recipe outside of the folders that are copied, which no host would find."""
-  inside = not file.is_absolute() and file.parts[:1] and file.parts[0] in folders and ".." not in file.parts
-  if not inside:
-    places = ", ".join(f"{folder}/" for folder in folders)
-    raise UserError(f"--config={file}: the hosts get {places} of this project only; put the recipe into configs/")
+  """Refuse a recipe outside of what is copied, which no host would find."""
+  is_copied = not file.is_absolute() and ".." not in file.parts
+  if folders:
+    is_copied = is_copied and file.parts[:1] != () and file.parts[0] in folders
+  if not is_copied:
+    places = ", ".join(f"{folder}/" for folder in folders) or "the files"
+    raise UserError(
+      f"--config={file}: the hosts get {places} of this project only; put the recipe into configs/, or leave the check"
+      " out with --unchecked"
+    )
 
 
 def _check_slots(config) -> None:

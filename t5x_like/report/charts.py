@@ -1,5 +1,6 @@
 """The charts of a report: SVG that takes its text colour from the page, so that it suits light and dark themes."""
 
+import functools
 import io
 import math
 import re
@@ -15,11 +16,48 @@ _POINTS = 1500
 Rows = list[dict[str, Any]]
 
 
+class Metrics(list):
+  """The lines of `metrics.jsonl` with an index by metric: there may be a million lines and a hundred metrics."""
+
+  def __init__(self, rows: Rows):
+    super().__init__(rows)
+    self._series: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+  @functools.cached_property
+  def columns(self) -> dict[str, dict[int, Any]]:
+    """The values of every name by step, in the order of the lines; of lines of one step, the last counts."""
+    columns: dict[str, dict[int, Any]] = {}
+    for row in self:
+      step = row["step"]
+      for name, value in row.items():
+        columns.setdefault(name, {})[step] = value
+    return columns
+
+  def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    if name not in self._series:
+      self._series[name] = _numbers(self.columns.get(name, {}))
+    return self._series[name]
+
+
+def names(rows: Rows) -> list[str]:
+  """Return the names of all metrics, in the order in which they first occur."""
+  if isinstance(rows, Metrics):
+    return list(rows.columns)
+  return list(dict.fromkeys(name for row in rows for name in row))
+
+
 def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Return the steps (int64 [N]) and finite values (float64 [N]) of a metric; of lines of one step, the last counts."""
-  found = {row["step"]: row[name] for row in rows if isinstance(row.get(name), int | float)}
-  kept = [(step, value) for step, value in sorted(found.items()) if math.isfinite(value)]
-  steps, values = zip(*kept) if kept else ((), ())
+  if isinstance(rows, Metrics):
+    return rows.series(name)
+  return _numbers({row["step"]: row[name] for row in rows if name in row})
+
+
+def _numbers(column: dict[int, Any]) -> tuple[np.ndarray, np.ndarray]:
+  points = [
+    (step, value) for step, value in sorted(column.items()) if isinstance(value, int | float) and math.isfinite(value)
+  ]
+  steps, values = zip(*points) if points else ((), ())
   return np.asarray(steps, np.int64), np.asarray(values, np.float64)
 
 
@@ -159,7 +197,7 @@ def _short(name: str) -> str:
 
 
 def _eval_names(rows: Rows, metric: str) -> list[str]:
-  return sorted({n for row in rows for n in row if n.startswith("eval/") and n.endswith(f"/{metric}")})
+  return sorted(name for name in names(rows) if name.startswith("eval/") and name.endswith(f"/{metric}"))
 
 
 def _loss_chart(rows: Rows, unit: str) -> str:

@@ -52,10 +52,10 @@ def _names(workdirs: Sequence[str]) -> list[str]:
 
 def _evals(metrics: dict[str, charts.Rows]) -> list[tuple[str, list[str]]]:
   """Return each metric of evaluations with its last value in every run; "–" for none."""
-  names = dict.fromkeys(name for rows in metrics.values() for row in rows for name in row if name.startswith("eval/"))
+  names = dict.fromkeys(name for rows in metrics.values() for name in charts.names(rows))
   found = []
   for name in names:
-    if name.rpartition("/")[2] not in _TIMES:
+    if name.startswith("eval/") and name.rpartition("/")[2] not in _TIMES:
       last = [charts.series(rows, name)[1] for rows in metrics.values()]
       found.append((name.removeprefix("eval/"), [page.number(values[-1]) if len(values) else "–" for values in last]))
   return found

@@ -16,7 +16,8 @@ from t5x_like.files import checked_json, local
 from t5x_like.files.places import place
 from t5x_like.redaction import redact_config
 from t5x_like.report import readable
-from t5x_like.report.charts import Rows, charts, gaps, series
+from t5x_like.report.charts import Metrics, charts, gaps, series
+from t5x_like.report.charts import names as metric_names
 from t5x_like.report.writer import read_metrics
 
 FILE = "report.html"
@@ -122,14 +123,14 @@ def total_steps(config: dict[str, str]) -> int | None:
   return int(total) if total.isdecimal() else None
 
 
-def metrics(workdir: pathlib.Path, config: dict[str, str]) -> Rows:
+def metrics(workdir: pathlib.Path, config: dict[str, str]) -> Metrics:
   """Return the lines of `metrics.jsonl`, without entropies and perplexities that older versions gave other losses."""
   rows = read_metrics(workdir)
   objective = _objective(config)
   if objective is None or objective.likelihood:
-    return rows
+    return Metrics(rows)
   wrong = ("/unigram_entropy", "/perplexity")
-  return [{name: value for name, value in row.items() if not name.endswith(wrong)} for row in rows]
+  return Metrics([{name: value for name, value in row.items() if not name.endswith(wrong)} for row in rows])
 
 
 def loss_unit(config: dict[str, str]) -> str:
@@ -191,15 +192,14 @@ def _median(values) -> float:
 
 
 def _tasks(rows) -> list[str]:
-  names = {name for row in rows for name in row if name.startswith("eval/") and name.count("/") > 1}
+  names = [name for name in metric_names(rows) if name.startswith("eval/") and name.count("/") > 1]
   return sorted({name.removeprefix("eval/").rpartition("/")[0] for name in names})
 
 
 def _evals(rows) -> list[dict[str, str]]:
   """Return a row for each metric of evaluations: {task, metric, last, step, first, lowest, highest}."""
-  names = dict.fromkeys(name for row in rows for name in row if name.startswith("eval/"))
   table = []
-  for name in names:
+  for name in [name for name in metric_names(rows) if name.startswith("eval/")]:
     steps, values = series(rows, name)
     if len(steps):
       task, _, metric = name.removeprefix("eval/").rpartition("/")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.report.charts import Rows, series
+from t5x_like.report.charts import names as metric_names
 from t5x_like.report.numbers import duration, short
 
 _GAP = re.compile(r"<extra_id_\d+>|\[MASK\]|<mask>")
@@ -46,7 +47,7 @@ def verdict(rows: Rows, total: int | None) -> str:
 
 def _validation(rows: Rows) -> tuple[str | None, float | None]:
   """Return the name of the first evaluation's loss, and the unigram entropy of its targets if known."""
-  names = sorted({name for row in rows for name in row if re.fullmatch(r"eval/.+/loss", name)})
+  names = sorted(name for name in metric_names(rows) if re.fullmatch(r"eval/.+/loss", name))
   if not names:
     return None, None
   _, entropy = series(rows, names[0].removesuffix("loss") + "unigram_entropy")
@@ -82,7 +83,7 @@ def _seconds(rows: Rows) -> float:
   """Return the seconds of all steps, those without a line as long as the next with one, and of all evaluations."""
   steps, seconds = series(rows, "train/seconds_per_step")
   total = float(sum(s * (step - before) for s, step, before in zip(seconds, steps, [0, *steps[:-1]])))
-  names = {name for row in rows for name in row if name.startswith("eval/") and name.endswith("/seconds")}
+  names = [name for name in metric_names(rows) if name.startswith("eval/") and name.endswith("/seconds")]
   return total + float(sum(series(rows, name)[1].sum() for name in names))
 
 

@@ -213,6 +213,8 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
     (sky.main, ["start", "--", "python", "x.py", "--workdir=run"], "gs://"),
     (gke.main, ["start", "--image=x", *TRAIN, "--config=configs/no.py"], "--config=configs/no.py: no such recipe"),
     (sky.main, ["start", "--dry_run", *TRAIN, "--config=configs/no.py"], "--config=configs/no.py: no such recipe"),
+    (gke.main, ["start", "--image=x", *TRAIN, "--config=docs/recipe.py"], "the hosts get t5x_like/, configs/"),
+    (sky.main, ["start", *TRAIN, "--config=/tmp/recipe.py"], "the hosts get the files of this project only"),
     (sky.main, ["start", "--env=GITHUB_PAT=1", *COMMAND], "GITHUB_PAT: looks like a secret"),
   ],
 )
@@ -226,6 +228,12 @@ def test_the_workdir_is_the_one_that_the_command_takes():
   for words in (("--workdir", "gs://b/run"), ("--workdir=gs://b/old", "--workdir=gs://b/run")):
     parsed = commands.parse(commands.parser("", ("start",)), ["start", "--", "python", *words, "--config=x"])
     assert commands.job(parsed).workdir == "gs://b/run"
+
+
+def test_a_command_is_not_checked_on_demand(tmp_path, program):
+  program("kubectl", f'case "$1" in apply) cat > {tmp_path}/manifest ;; esac')
+  assert gke.main(["start", "--image=i", "--unchecked", *TRAIN, "--config=/own/recipe.py"]) == 0
+  assert "/own/recipe.py" in (tmp_path / "manifest").read_text()
 
 
 def test_the_image_has_what_the_manifest_runs():

@@ -13,6 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.files.places import place
 from t5x_like.report import page as report_page
 from t5x_like.report.__main__ import main
+from t5x_like.report.charts import Metrics, names, series
 from t5x_like.report.page import write_report
 from t5x_like.report.readable import sample, verdict
 from t5x_like.runtime.process import environment
@@ -134,6 +135,17 @@ def test_runs_are_compared_on_one_page(tmp_path, capsys):
   assert main([str(tmp_path / "a")]) == 0 and (tmp_path / "a" / "report.html").is_file()
   assert main([str(tmp_path / "a"), str(tmp_path)]) == 2
   assert "holds no run" in capsys.readouterr().err
+
+
+def test_an_index_of_metrics_changes_no_series():
+  rows = [{"step": 2, "a": 1.0}, {"step": 1, "a": 2, "b": None}, {"step": 2, "a": 3.0, "c": float("inf")}]
+  rows += [{"step": 3, "a": "text"}]
+  indexed = Metrics(rows)
+  assert names(indexed) == names(rows) == ["step", "a", "b", "c"]
+  for name in ("a", "b", "c", "none"):
+    for ours, theirs in zip(series(indexed, name), series(rows, name)):
+      assert ours.tolist() == theirs.tolist() and ours.dtype == theirs.dtype
+  assert [part.tolist() for part in series(rows, "a")] == [[1, 2], [2.0, 3.0]]
 
 
 def test_is_a_pure_function_of_the_files(tmp_path):
