@@ -235,13 +235,14 @@ class Slices:
     # A request that nobody watches any more is not granted after days.
     until = f"--valid-until-duration={math.ceil(3600 * self.args.max_hours)}s"
     spot = ("--spot",) if self.args.spot else ()
+    self.exists = True  # unless it is refused: a call that is interrupted or hangs may have been heard
     done = self.gcloud("queued-resources", "create", self.name, *nodes, *kind, until, *spot)
     if done.returncode and "ALREADY_EXISTS" not in done.stderr:
+      self.exists = done.returncode == EXIT_NO_ANSWER
       if _no_capacity(done.stderr):
         say(f"no capacity: {last_line(done.stderr)}; asking again")
         return False
       raise _failure("create", done.stderr)
-    self.exists = True
     return True
 
   def delete(self) -> None:
