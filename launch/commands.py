@@ -1,24 +1,34 @@
 """The launchers' common parts: the train command, a job's name, and commands that are printed, run and tried again."""
 
 import argparse
+import contextlib
 import hashlib
+import json
 import os
 import pathlib
 import re
+import secrets
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from t5x_like.command_line import Parser
-from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, UserError
+from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, TransientError, UserError
 from t5x_like.files.places import directory
+from t5x_like.redaction import is_secret_name, redact, redact_word
+from t5x_like.terminal_text import visible
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")  # a tab is none that breaks lines
-_SECRET = re.compile(r"(?i)(token|secret|password|passwd|credential|api_?key|access_?key)")
+EXIT_NO_ANSWER = 124  # as timeout(1) has it
+ASK_SECONDS = 120.0  # for a question about a state
+COMMAND_SECONDS = 600.0  # for a command that changes something
+_KILL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,25 @@ def parser(description: str, actions: Sequence[str]) -> Parser:
   made.add_argument("--dry_run", action="store_true", help="print every command and file, run and write nothing")
   made.add_argument("--name", help="of the job (default: made from the workdir)")
   made.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for the job")
+  unchecked = "start without a check of the train command on this machine: recipe, flags and keys"
+  made.add_argument("--unchecked", action="store_true", help=unchecked)
   return made
+
+
+def check_train_command(args: argparse.Namespace, directory: str = "", folders: Sequence[str] | None = None) -> None:
+  """Check the train command of `start` before anything is created, see `train_command.check`.
+
+  Raises:
+    UserError: as `train_command.check`.
+  """
+  if args.unchecked or args.action != "start":
+    return
+  from launch import train_command
+
+  try:
+    train_command.check(args.command, directory, folders)
+  except ImportError as error:
+    say(f"the train command is not checked here: {error}")
 
 
 def parse(made: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -61,6 +89,17 @@ def parse(made: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
   args = made.parse_args(words[:end])
   args.command = words[end + 1 :]
   return args
+
+
+def hours(text: str) -> float:
+  """Parse a number of hours, as the type of a flag; raise `argparse.ArgumentTypeError` if it is none."""
+  try:
+    number = float(text)
+  except ValueError:
+    number = 0.0
+  if not 0 < number < 10_000:
+    raise argparse.ArgumentTypeError(f"found {text!r}, expected a number of hours above 0")
+  return number
 
 
 def job(args: argparse.Namespace) -> Job:
@@ -83,7 +122,14 @@ def job(args: argparse.Namespace) -> Job:
   name = args.name or job_name(workdir)
   if not re.fullmatch(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?", name):
     raise UserError(f"--name={name}: expected up to 42 of a-z, 0-9 and -, beginning with a letter, not ending with -")
-  return Job(name, args.command, workdir, dict(_variable(text) for text in args.env))
+  made = Job(name, args.command, workdir, dict(_variable(text) for text in args.env))
+  return _printable_job(made) if args.dry_run else made
+
+
+def _printable_job(job: Job) -> Job:
+  """Return the job without its secrets: quotes around them, in scripts and manifests, cannot tear them apart."""
+  environment = {name: "***" if is_secret_name(name) else redact_word(value) for name, value in job.environment.items()}
+  return Job(job.name, _printable_words(job.command), redact_word(job.workdir), environment)
 
 
 def job_name(workdir: str) -> str:
@@ -110,26 +156,17 @@ def without_secrets(job: Job) -> None:
   Raises:
     UserError: naming the variable.
   """
-  for name in filter(_SECRET.search, job.environment):
+  for name in filter(is_secret_name, job.environment):
     raise UserError(f"--env={name}: looks like a secret, which does not belong in a manifest; use --secret, see --help")
 
 
 def _variable(text: str) -> tuple[str, str]:
   name, equals, value = text.partition("=")
   if not re.fullmatch(r"[A-Za-z_]\w*", name):
-    raise UserError(f"--env={masked(text)}: expected NAME, or NAME=VALUE")
+    raise UserError(f"--env={ascii(redact(name))}: expected NAME, or NAME=VALUE")
   if not equals and name not in os.environ:
     raise UserError(f"--env={name}: not set here; set it, or give --env={name}=VALUE")
   return name, check_line(f"--env={name}", value if equals else os.environ[name])
-
-
-def masked(text: str) -> str:
-  """Text to print: values of variables and flags that are named like secrets become ***."""
-  return re.sub(
-    r"([A-Za-z_][\w.-]*)(=)('[^']*'|\"[^\"]*\"|[^\s'\"]+)",
-    lambda found: f"{found[1]}=***" if _SECRET.search(found[1]) else found[0],
-    text,
-  )
 
 
 def check_line(what: str, text: str) -> str:
@@ -203,6 +240,21 @@ def preflight(job: Job) -> str:
   return quoted("python", "-m", "launch.preflight", f"--workdir={job.workdir}")
 
 
+def parse_answer(done: subprocess.CompletedProcess, kind: type, what: str) -> Any:
+  """Parse the JSON that a command has printed.
+
+  Raises:
+    TransientError: it is no JSON, or of another type than `kind`.
+  """
+  try:
+    answer = json.loads(done.stdout or "{}")
+  except ValueError:
+    answer = None
+  if not isinstance(answer, kind):
+    raise TransientError(f"{what}: expected JSON as its answer, found {last_line(done.stdout)!r}")
+  return answer
+
+
 @dataclass
 class Shell:
   """Runs commands, or with `dry_run` only prints them. Arguments are never read by a shell."""
@@ -210,44 +262,115 @@ class Shell:
   dry_run: bool
   sleep: Callable[[float], None] = time.sleep
 
-  def run(self, command: Sequence[str], text: str | None = None, asks: bool = False) -> subprocess.CompletedProcess:
+  def run(
+    self, command: Sequence[str], text: str | None = None, asks: bool = False, seconds: float | None = None
+  ) -> subprocess.CompletedProcess:
     """Run a command to its end, with `text` on its standard input.
 
     Args:
       asks: only asks for a state, so it is not printed unless nothing is run.
+      seconds: the longest it may take; default: `ASK_SECONDS` or `COMMAND_SECONDS`. Then it is ended, with the exit
+        code `EXIT_NO_ANSWER` and a message as its standard error.
     """
     if self.dry_run or not asks:
-      print("$", masked(quoted(*command)), flush=True)
+      print("$", printable(command), flush=True)
     if self.dry_run:
       return subprocess.CompletedProcess(command, 0, "", "")
-    try:
-      return subprocess.run(
-        command, input=text, capture_output=True, text=True, stdin=None if text else subprocess.DEVNULL
-      )
-    except FileNotFoundError:
-      raise UserError(f"{command[0]}: not installed, or not on the PATH; this launcher needs it") from None
+    if seconds is None:
+      seconds = ASK_SECONDS if asks else COMMAND_SECONDS
+    with self._started(command, subprocess.PIPE if text else subprocess.DEVNULL, subprocess.PIPE) as process:
+      try:
+        out, err = process.communicate(text, timeout=seconds)
+      except subprocess.TimeoutExpired:
+        _end_group(process)
+        return subprocess.CompletedProcess(command, EXIT_NO_ANSWER, "", f"no answer within {seconds:g} s")
+      except BaseException:
+        _end_group(process)
+        raise
+      return subprocess.CompletedProcess(command, process.returncode, out, err)
 
-  def stream(self, command: Sequence[str]) -> int:
-    """Run a command whose output is the user's; return its exit code."""
-    print("$", masked(quoted(*command)), flush=True)
-    return 0 if self.dry_run else subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+  def stream(self, command: Sequence[str], seconds: float = COMMAND_SECONDS) -> int:
+    """Run a command whose output is the user's; return its exit code, `EXIT_NO_ANSWER` if it had to be ended."""
+    print("$", printable(command), flush=True)
+    if self.dry_run:
+      return 0
+    with self._started(command, subprocess.DEVNULL, None) as process:
+      try:
+        return process.wait(seconds)
+      except subprocess.TimeoutExpired:
+        _end_group(process)
+        say(f"{command[0]}: not done within {seconds:g} s; ended")
+        return EXIT_NO_ANSWER
+      except BaseException:
+        _end_group(process)
+        raise
+
+  def _started(self, command: Sequence[str], stdin, output) -> subprocess.Popen:
+    """Start a command as a process group, so that what it has started itself, such as ssh, can be ended with it."""
+    options = {"stdin": stdin, "stdout": output, "stderr": output, "text": True, "errors": "replace"}
+    try:
+      return subprocess.Popen(command, start_new_session=True, **options)
+    except OSError as error:
+      raise UserError(
+        f"{command[0]}: not installed, or not on the PATH ({error.strerror}); this launcher needs it"
+      ) from None
 
   def write(self, path: pathlib.Path, text: str) -> None:
-    """Write a file that only its owner can read; with `dry_run`, print it."""
+    """Write a file that only its owner can read, in place of any file or link there; with `dry_run`, print it."""
     if self.dry_run:
-      print(f"# {path.name}\n{masked(text)}", end="" if text.endswith("\n") else "\n", flush=True)
+      print(f"# {path.name}\n{redact(text)}", end="" if text.endswith("\n") else "\n", flush=True)
       return
-    path.touch(mode=0o600)
-    path.write_text(text)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+      with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+      fresh.replace(path)
+    except OSError as error:
+      fresh.unlink(missing_ok=True)
+      raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _end_group(process: subprocess.Popen) -> None:
+  """End a process and all that it has started: TERM, then KILL."""
+  _signal_group(process, signal.SIGTERM)
+  with contextlib.suppress(subprocess.TimeoutExpired):
+    process.wait(_KILL_SECONDS)
+  _signal_group(process, signal.SIGKILL)
+  process.wait()
+
+
+def _signal_group(process: subprocess.Popen, number: int) -> None:
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, number)
+
+
+def printable(command: Sequence[str]) -> str:
+  """Return a command as one line of shell, without its secrets."""
+  return shlex.join(_printable_words(command))
+
+
+def _printable_words(command: Sequence[str]) -> list[str]:
+  words = [str(word) for word in command]
+  for index, word in enumerate(words[:-1]):
+    if word.startswith("-") and "=" not in word and is_secret_name(word) and _is_value(words[index + 1]):
+      words[index + 1] = "***"
+  return [redact_word(word) for word in words]
+
+
+def _is_value(word: str) -> bool:
+  """Return whether a word may be a secret's value, rather than the next flag or a variable's name such as HF_TOKEN."""
+  is_name = re.fullmatch("[A-Z][A-Z0-9_]*", word) is not None and is_secret_name(word)
+  return not word.startswith("-") and not is_name
 
 
 def say(message: str) -> None:
-  print(f"[launcher] {message}", file=sys.stderr, flush=True)
+  print(f"[launcher] {visible(message)}", file=sys.stderr, flush=True)
 
 
 def last_line(text: str) -> str:
+  """Return the last line of a program's output that says something, for a message: redacted, at most 300 characters."""
   lines = [line.strip() for line in text.splitlines() if line.strip()]
-  return masked(lines[-1])[:300] if lines else "no message"
+  return redact(lines[-1])[:300] if lines else "no message"
 
 
 def class_of(codes: Sequence[int]) -> int:

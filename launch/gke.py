@@ -10,23 +10,34 @@ image is built by launch/Dockerfile. Pods that are evicted or preempted, and fai
 restart the JobSet up to `--restarts` times; other exit codes end it (docs/reference/exit-codes.md). A finished or
 failed JobSet is replaced by the same command, which goes on. Secrets come from a Kubernetes secret (--secret), never
 from the command line. `status`, `logs` and `stop` take the same flags.
+
+Only the JobSet is created. Its pods end with it, `--max_hours` after a start at the latest, and the finished JobSet is
+removed after a week. Nodes are billed as long as they exist: those of a node pool with autoscaling go by themselves,
+others remain.
 """
 
 import argparse
 import json
 import math
 import pathlib
+import posixpath
 import sys
 
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from launch import commands
-from launch.commands import Job, Shell, last_line, say
+from launch.commands import Job, Shell, last_line, parse_answer, say
 from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, door
+from t5x_like.redaction import redact_tree
 
 _KIND = "jobsets.jobset.x-k8s.io"
 _UNKNOWN = "unknown"
+_IN_IMAGE = ("t5x_like", "configs", "launch", "tools")  # by launch/Dockerfile
+_WEEK_SECONDS = 7 * 24 * 3600
+_STOP_SECONDS = 600.0  # beside the grace period
+# Disks and memory of a node below which a job may have a directory; all else of a node is the system's.
+_HOST_FOLDERS = ("/dev/shm", "/mnt/disks", "/tmp", "/var/tmp")
 _ONE_SLICE_A_POOL = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 
 
@@ -68,6 +79,7 @@ def manifest(job: Job, args) -> dict:
     "completions": hosts,
     "completionMode": "Indexed",
     "backoffLimit": 0,
+    "activeDeadlineSeconds": math.ceil(3600 * args.max_hours),
     "podFailurePolicy": {
       "rules": [
         {
@@ -83,10 +95,11 @@ def manifest(job: Job, args) -> dict:
     "kind": "JobSet",
     "metadata": {"name": job.name} | ({} if _is_gpu(args) else {"annotations": _ONE_SLICE_A_POOL}),
     "spec": {
+      "ttlSecondsAfterFinished": _WEEK_SECONDS,
       "failurePolicy": {
         "maxRestarts": args.restarts,
         "rules": [
-          {"name": "useless", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
+          {"name": "useless", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"]},
           {"name": "again", "action": "RestartJobSet"},
         ],
       },
@@ -134,43 +147,65 @@ def _literal(text: str) -> str:
   return text.replace("$", "$$")
 
 
-def state(name: str, shell: Shell) -> str | None:
-  """Completed, Failed or Running; None if there is no such JobSet; unknown in a dry run."""
+def state(name: str, shell: Shell) -> tuple[str | None, str]:
+  """Return Completed, Failed or Running, and the reason; None if there is no such JobSet; unknown in a dry run."""
   done = shell.run(["kubectl", "get", _KIND, name, "--ignore-not-found", "--output=json"], asks=True)
   if shell.dry_run:
-    return _UNKNOWN
+    return _UNKNOWN, ""
   if done.returncode:
     raise _failure("get", done.stderr)
   if not done.stdout.strip():
-    return None
-  conditions = json.loads(done.stdout).get("status", {}).get("conditions", [])
-  return next(
-    (one["type"] for one in conditions if one["status"] == "True" and one["type"] in ("Completed", "Failed")), "Running"
-  )
+    return None, ""
+  status = parse_answer(done, dict, "kubectl get").get("status") or {}
+  for condition in status.get("conditions") or []:
+    if condition.get("status") == "True" and condition.get("type") in ("Completed", "Failed"):
+      return condition["type"], last_line(str(condition.get("message", "")))
+  return "Running", ""
 
 
 def start(job: Job, args, shell: Shell) -> int:
-  found = state(job.name, shell)
-  if found == "Running":
+  now, reason = state(job.name, shell)
+  if now == "Running":
     say(f"{job.name} is running already; see: status, logs")
     return 0
-  if found not in (None, _UNKNOWN):
-    stop(job.name, shell)  # a JobSet that has ended is not started again by applying it
-  text = json.dumps(manifest(job, args), indent=2)
+  if now not in (None, _UNKNOWN):
+    say(f"{job.name} is replaced; before: {now.lower()}: {reason}")
+    stop(job.name, args, shell)  # a JobSet that has ended is not started again by applying it
+  jobset = manifest(job, args)
   if shell.dry_run:
-    print(commands.masked(text))
-  done = shell.run(["kubectl", "apply", "--filename=-"], text=text)
+    print(json.dumps(redact_tree(jobset), indent=2))
+  done = shell.run(["kubectl", "apply", "--filename=-"], text=json.dumps(jobset, indent=2))
   if done.returncode:
     raise _failure("apply", done.stderr)
+  if shell.dry_run:
+    say(f"{job.name}: nothing was run")
+    return 0
   size = f"{args.nodes} nodes of {args.gpus_per_node} GPUs" if _is_gpu(args) else f"{args.slices} x {args.topology}"
-  say(f"{job.name}: {size} asked for" if not shell.dry_run else f"{job.name}: nothing was run")
+  say(f"{job.name}: {size} asked for; it ends {args.max_hours:g} hours after a start at the latest (--max_hours)")
+  say("nodes of a pool without autoscaling are billed after its end too, until the pool is resized or deleted")
   return 0
 
 
-def stop(name: str, shell: Shell) -> None:
-  done = shell.run(["kubectl", "delete", _KIND, name, "--ignore-not-found", "--wait=true"])
+def stop(name: str, args, shell: Shell) -> None:
+  seconds = args.grace_seconds + _STOP_SECONDS
+  done = shell.run(["kubectl", "delete", _KIND, name, "--ignore-not-found", "--wait=true"], seconds=seconds)
   if done.returncode:
     raise _failure("delete", done.stderr)
+
+
+def check_host_directory(path: str) -> None:
+  """Refuse a directory of the nodes that is not a job's own, since every user is let write to it.
+
+  Raises:
+    UserError: it does not lie below a disk or the memory of a node.
+  """
+  parent = posixpath.dirname(path)
+  own = any(parent == folder or parent.startswith(f"{folder}/") for folder in _HOST_FOLDERS)
+  if posixpath.normpath(path) != path or not own:
+    raise UserError(
+      f"--host_directory={path}: expected a directory of the job's own below {', '.join(_HOST_FOLDERS)}, such as"
+      " /dev/shm/t5x_like; every user of the node may write to it"
+    )
 
 
 def _failure(what: str, text: str) -> Exception:
@@ -208,11 +243,17 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--secret", default="", help="a Kubernetes secret whose keys become variables")
   parser.add_argument("--host_directory", default="", help="of each node, for config.checkpoint.emergency.directory")
   parser.add_argument("--service_account", default="", help="that may write to the bucket")
+  parser.add_argument(
+    "--max_hours", type=commands.hours, default=168.0, help="of one start, without its restarts (default: 168)"
+  )
   args = commands.parse(parser, argv)
   job, shell = commands.job(args), Shell(args.dry_run)
   commands.remote(job, "the cluster")
   commands.without_secrets(job)
+  if args.host_directory:
+    check_host_directory(args.host_directory)
   if args.action == "start":
+    commands.check_train_command(args, folders=_IN_IMAGE)
     if not args.image:
       raise UserError("--image is missing: docker build -f launch/Dockerfile -t IMAGE . && docker push IMAGE")
     if _is_gpu(args) and args.slices > 1:
@@ -221,12 +262,14 @@ def main(argv: list[str] | None = None) -> int:
       raise UserError(f"--topology={args.topology}: expected a shape such as 4x4 or 2x2x4")
     return start(job, args, shell)
   if args.action == "stop":
-    stop(job.name, shell)
+    stop(job.name, args, shell)
+    say(f"{job.name} is deleted; nodes of a pool without autoscaling remain, and are billed")
     return 0
   if args.action == "logs":
     pods = f"--selector=jobset.sigs.k8s.io/jobset-name={job.name}"
     return shell.stream(["kubectl", "logs", pods, "--prefix", "--tail=200", "--max-log-requests=512"])
-  print(f"{job.name}: {(state(job.name, shell) or 'no such JobSet').lower()}")
+  now, reason = state(job.name, shell)
+  print(f"{job.name}: {(now or 'no such JobSet').lower()}{f': {reason}' if reason else ''}")
   return 0
 
 

@@ -20,7 +20,7 @@ import argparse
 import os
 import pathlib
 import re
-import shlex
+import secrets
 import signal
 import socket
 import subprocess
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from launch.commands import masked
+from launch.commands import printable
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, UserError, door
 
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
@@ -136,13 +136,14 @@ class Launcher:
   def _attempt(self) -> Attempt:
     port = self.port or _free_port()
     _check_free(port)
+    key = secrets.token_hex(16)  # strangers at the port do not know it
     readers = []
     self._children = []
     try:
       for index, host in enumerate(self._hosts):
         child = subprocess.Popen(
           [sys.executable, "-c", _TIED, str(os.getpid()), *self.command],
-          env=_environment(os.environ, index, len(self._hosts), self.devices_per_process, port, host),
+          env=_environment(os.environ, index, len(self._hosts), self.devices_per_process, port, host, key),
           stdin=subprocess.DEVNULL,
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
@@ -201,7 +202,7 @@ class Launcher:
     self._signal_all(number)
 
 
-def _environment(base, index: int, processes: int, devices: int, port: int, host: int) -> dict[str, str]:
+def _environment(base, index: int, processes: int, devices: int, port: int, host: int, key: str) -> dict[str, str]:
   """Return the environment of one process: CPU only, its own devices, its place in the job, and its host."""
   env = {k: v for k, v in base.items() if k not in _FOREIGN}
   flags = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", ""))
@@ -212,6 +213,7 @@ def _environment(base, index: int, processes: int, devices: int, port: int, host
     "JAX_NUM_PROCESSES": str(processes),
     "JAX_PROCESS_ID": str(index),
     "T5X_LIKE_HOST": str(host),
+    "T5X_LIKE_JOB_KEY": key,
     "PYTHONUNBUFFERED": "1",
   }
 
@@ -278,8 +280,8 @@ def main(argv: list[str] | None = None) -> int:
   if args.dry_run:
     port = args.port or _free_port()
     for index in range(args.processes):
-      own = _environment({}, index, args.processes, args.devices_per_process, port, index)
-      print("$", masked(shlex.join(["env", *(f"{name}={value}" for name, value in own.items()), *command])))
+      own = _environment({}, index, args.processes, args.devices_per_process, port, index, "***")
+      print("$", printable(["env", *(f"{name}={value}" for name, value in own.items()), *command]))
     return 0
   shape = args.processes, args.slices, args.least_slices, args.devices_per_process
   return Launcher(command, *shape, args.port, args.grace_seconds).run(args.restarts)

@@ -13,12 +13,13 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from t5x_like.errors import TransientError, UserError, door, is_transient, one_line
+from t5x_like.errors import EXIT_TRANSIENT, TransientError, UserError, door, is_transient, one_line
 from t5x_like.files.places import directory, place
 
 _SIZE = 1024
@@ -113,13 +114,39 @@ def check_disk(gigabytes: float) -> str:
   return f"{free:.1f} GB free in {folder}"
 
 
+def _end_late(seconds: float) -> None:
+  """End this process: a link or a store that hangs does not come back, and the slice costs meanwhile."""
+  print(
+    f"transient error: preflight {socket.gethostname()}: not done within {seconds:g} s: a device, link or store hangs",
+    file=sys.stderr,
+    flush=True,
+  )
+  os._exit(EXIT_TRANSIENT)
+
+
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--workdir", required=True, type=directory, help="the run's directory or bucket")
   parser.add_argument("--devices", type=int, help="how many there should be in all")
   parser.add_argument("--free_gigabytes", type=float, default=5, help="on the local disk (default: 5)")
+  parser.add_argument("--seconds", type=float, default=1800, help="limit of all checks together (default: 1800)")
   args = parser.parse_args(argv)
+  timer = threading.Timer(args.seconds, _end_late, (args.seconds,))
+  timer.daemon = True
+  timer.start()
+  try:
+    check_host(args)
+  finally:
+    timer.cancel()
+
+
+def check_host(args: argparse.Namespace) -> None:
+  """Run all checks of this host and print their results.
+
+  Raises:
+    UserError, TransientError: a check has failed.
+  """
   # Each process checks its own host before it waits for the others.
   found = [check_disk(args.free_gigabytes), check_workdir(args.workdir)]
 

@@ -7,6 +7,9 @@
 network and disk, SkyPilot runs the same command again, which goes on. After other errors it does so up to `--restarts`
 times, whichever they are: it has one limit for bugs and for errors that another start cannot mend. `status`, `logs` and
 `stop` take the same flags. Secrets are given as --secret=NAME, read from this environment, and are never printed.
+
+SkyPilot deletes a job's machines when the job ends or is stopped. Its jobs controller, a small machine that it creates
+with the first job, stays and is billed: `sky status` lists it, `sky down` removes it.
 """
 
 import json
@@ -19,10 +22,11 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from launch import commands
-from launch.commands import Job, Shell, last_line, say
+from launch.commands import Job, Shell, last_line, parse_answer, say
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, door
 
 _AGAIN = (EXIT_TRANSIENT, EXIT_PREEMPTED, 130, 143)  # as often as need be; the last are signals before the first step
+_LAUNCH_SECONDS = 1800.0  # the first job waits for the controller's machine
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
@@ -56,8 +60,12 @@ def state(name: str, shell: Shell) -> str | None:
   done = shell.run(["sky", "jobs", "queue", "--output=json"], asks=True)
   if done.returncode:
     raise _failure("jobs queue", done.stderr)
-  rows = [row for row in json.loads(done.stdout or "[]") if row.get("job_name") == name]
-  return max(rows, key=lambda row: row["job_id"])["status"] if rows else None
+  if not done.stdout.strip():
+    return None
+  jobs = parse_answer(done, list, "sky jobs queue")
+  rows = [row for row in jobs if isinstance(row, dict) and row.get("job_name") == name]
+  newest = max(rows, key=lambda row: row.get("job_id", 0), default={})
+  return newest.get("status")
 
 
 def start(job: Job, args, shell: Shell) -> int:
@@ -69,10 +77,13 @@ def start(job: Job, args, shell: Shell) -> int:
     path = pathlib.Path(folder) / f"{job.name}.yaml"
     shell.write(path, json.dumps(task(job, args), indent=2) + "\n")
     secrets = [word for name in args.secret for word in ("--secret", name)]  # read by sky from this environment
-    done = shell.run(["sky", "jobs", "launch", f"--name={job.name}", "--yes", "--detach-run", *secrets, str(path)])
+    command = ["sky", "jobs", "launch", f"--name={job.name}", "--yes", "--detach-run", *secrets, str(path)]
+    done = shell.run(command, seconds=_LAUNCH_SECONDS)
   if done.returncode:
     raise _failure("jobs launch", done.stderr)
-  say(f"{job.name} is given to SkyPilot")
+  say(
+    f"{job.name} is given to SkyPilot, which deletes its machines when it ends; the jobs controller stays: sky status"
+  )
   return 0
 
 
@@ -102,6 +113,7 @@ def main(argv: list[str] | None = None) -> int:
         f"--secret={name}: not set here; set it in this environment, its value is not given on the command line"
       )
   if args.action == "start":
+    commands.check_train_command(args, folders=())
     return start(job, args, shell)
   if args.action == "status":
     print(f"{job.name}: {(state(job.name, shell) or 'no such job').lower()}")

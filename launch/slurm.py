@@ -7,11 +7,13 @@
 before the time is up, and on preemption: the run saves and ends with 75. Then, and after failures that another start
 may mend, the job goes back into the queue under the same number, up to `--restarts` times; other exit codes end it
 (docs/reference/exit-codes.md). The same command later goes on. `status`, `logs` and `stop` (which lets the run save)
-take the same flags. Options that are not listed here are given as --sbatch=--OPTION=VALUE.
+take the same flags. Options that are not listed here are given as --sbatch=--OPTION=VALUE. A job holds its nodes until
+it ends, each time after --time at the latest, or else after the partition's limit; nothing else is created.
 """
 
 import pathlib
 import re
+import secrets
 import shlex
 import sys
 
@@ -60,6 +62,7 @@ def script(job: Job, args, log: str) -> str:
     "#!/bin/bash",
     *map(_directive, given),
     *commands.exports(job.environment),
+    f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}",  # strangers at the coordinator's port do not know it
     f"cd {commands.quoted(args.directory or commands.ROOT)} || exit 2",
     f"rm -f {ended}",
     f"{task} {commands.preflight(job)} && {task} {commands.quoted(*job.command)}",
@@ -94,7 +97,11 @@ def queued(name: str, shell: Shell) -> list[tuple[str, str]]:
   done = shell.run(["squeue", "--me", f"--name={name}", "--noheader", "--format=%i %T"], asks=True)
   if done.returncode:
     raise _failure("squeue", done.stderr)
-  return [tuple(line.split()) for line in done.stdout.splitlines() if line.strip()]
+  rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
+  for row in rows:
+    if len(row) != 2 or not re.fullmatch(r"\d[\w\[\]+-]*", row[0]):
+      raise TransientError(f"squeue: expected lines of a number and a state, found {last_line(' '.join(row))!r}")
+  return [(number, state) for number, state in rows]
 
 
 def start(job: Job, args, shell: Shell) -> int:
@@ -145,6 +152,7 @@ def main(argv: list[str] | None = None) -> int:
   there = args.directory or str(commands.ROOT)
   if not pathlib.Path(job.workdir).is_absolute() and pathlib.Path(there).absolute() != pathlib.Path.cwd():
     raise UserError(f"--workdir={job.workdir}: expected an absolute path, as the job runs in {there}, not here")
+  commands.check_train_command(args, directory=there)
   if args.action == "start":
     return start(job, args, shell)
   if args.action == "logs":

@@ -4,20 +4,29 @@
     --runtime_version=v2-alpha-tpuv5-lite --spot -- \\
     python -m t5x_like.train --config=configs/llama/8b.py --workdir=gs://bucket/llama
 
-`start` asks for the slice, waits for it, copies this project to every host, checks devices, links and bucket
-(launch/preflight.py), starts the command on all hosts and watches it. Existing resources are used, so the same
-command again goes on: after ^C, after a crash of this machine, after a preemption. A slice that is taken away is asked
-for again; a run that fails is started again up to `--restarts` times, unless its exit code says that this is of no use
-(docs/reference/exit-codes.md). `status`, `logs` and `stop` (which lets the run save) take the same flags; `delete`
-gives the slice back.
+`start` checks the train command, asks for the slice, waits for it, copies this project to every host, checks devices,
+links and bucket (launch/preflight.py), starts the command on all hosts and watches it. Existing resources are used, so
+the same command again goes on: after ^C, after a crash of this machine, after a preemption. A slice that is taken away
+is asked for again; a request that fails is made again up to `--requests` times, and a run that fails is started again
+up to `--restarts` times, unless its exit code says that this is of no use (docs/reference/exit-codes.md).
+
+A slice is billed as long as it exists. It is deleted when the job has finished, has failed for good or was stopped, and
+`--max_hours` after its creation, with a save before; `--keep` leaves it. Where no launcher watches any more, after ^C
+or a crash of this machine, the first host deletes the slice itself, an hour after the job's end or at the end of its
+lifetime, if the service account of the VM may do so. `stop` lets the run save, waits for its end and deletes the slice;
+`delete` deletes it at once; `status` and `logs` only read. All take the same flags.
 """
 
+import datetime
 import io
-import json
+import math
 import pathlib
+import secrets
+import shlex
 import sys
 import tarfile
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -25,8 +34,9 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from launch import commands
-from launch.commands import Job, Shell, last_line, say
+from launch.commands import EXIT_NO_ANSWER, Job, Shell, last_line, parse_answer, say
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, door, retried
+from t5x_like.terminal_text import visible
 
 _SHIPPED = (
   "t5x_like",
@@ -40,12 +50,24 @@ _SHIPPED = (
   "requirements.txt",
   "constraints.txt",
 )
-_ENDED = ("FAILED", "SUSPENDED", "SUSPENDING")
-_SSH_FAILED = 255
+_SUSPENDED = ("SUSPENDED", "SUSPENDING")
+_UNREACHABLE = (255, EXIT_NO_ANSWER)  # exit codes of ssh without a connection, and of one that hangs
+# Codes of google.rpc with which the same request fails again: invalid, not found, denied, …
+_USELESS_REQUESTS = (3, 5, 7, 9, 11, 12, 16)
 _POLL_SECONDS = 30.0
 _RETRY_SECONDS = 5.0
-# What the hosts run: `control.sh start | state | stop | end | log`. The job is a process group, which TERM asks to save
-# and end; its exit code is kept. After `stop`, one that ended before it could save does not come back either.
+_LONGEST_WAIT_SECONDS = 1800.0  # between requests
+_SSH_SECONDS = 120.0
+_COPY_SECONDS = 600.0
+_INSTALL_SECONDS = 1800.0
+_DELETE_SECONDS = 1800.0
+_GUARD_POLL_SECONDS = 60
+_GUARD_WAIT_SECONDS = 3600  # after the end of the job, in which the launcher deletes the slice
+_GRACE_SECONDS = 900.0  # for a save at the end of the lifetime
+_INTERRUPTED = 130
+_LOGS = pathlib.Path("~/.cache/t5x_like/launch")
+# What the hosts run: `control.sh start | state | stop | end | guard | log`. The job is a process group, which TERM asks
+# to save and end; its exit code is kept. After `stop`, one that ended before it could save does not come back either.
 _CONTROL = """#!/bin/bash
 cd "$(dirname "$0")" || exit 1
 alive() { [ ! -f exit_code ] && [ -f pid ] && kill -0 -- "-$(cat pid)" 2>/dev/null; }
@@ -67,9 +89,36 @@ case "$1" in
     if [ "$1" = stop ]; then touch stopped; fi
     kill -TERM -- "-$(cat pid)"
     echo stopping ;;
+  guard) setsid bash guard.sh >> guard.log 2>&1 < /dev/null & ;;
   log) tail -n "${2:-100}" log ;;
 esac
 """
+# Runs on the first host, and deletes the slice where no launcher does. The newest guard alone counts.
+_GUARD = """#!/bin/bash
+cd "$(dirname "$0")" || exit 1
+echo $$ > guard.pid
+last=$(($(date +%s) + {lifetime}))
+ended=
+while sleep {poll}; do
+  if [ "$(cat guard.pid)" != $$ ]; then exit 0; fi
+  now=$(date +%s)
+  if [ -f exit_code ]; then ended=${{ended:-$now}}; else ended=; fi
+  if [ "$now" -ge "$last" ] && [ -z "$ended" ]; then
+    bash control.sh stop
+    for second in $(seq {grace}); do
+      if [ -f exit_code ]; then break; fi
+      sleep 1
+    done
+  elif [ -z "$ended" ] || [ $((now - ended)) -lt {wait} ]; then
+    continue
+  fi
+  {delete} && exit 0
+done
+"""
+
+
+class Deleted(Exception):
+  """Another command has deleted the slice."""
 
 
 @dataclass
@@ -78,107 +127,240 @@ class Slices:
 
   Attributes:
     name: of the job, the queued resource and (with a number, for several slices) the TPU VMs.
+    exists: whether the queued resource was there when it was last asked for.
+    deadline: the end of its lifetime, in seconds of `time.monotonic`; None before it was first active.
   """
 
   name: str
   args: object
   shell: Shell
+  exists: bool = False
+  deadline: float | None = None
 
   @property
   def nodes(self) -> list[str]:
     return [self.name] if self.args.slices == 1 else [f"{self.name}-{i}" for i in range(self.args.slices)]
 
-  def gcloud(self, *words: str, asks: bool = False):
+  def gcloud(self, *words: str, asks: bool = False, seconds: float | None = None):
+    return self.shell.run(self._command(*words), asks=asks, seconds=seconds)
+
+  def _command(self, *words: str) -> list[str]:
     place = (f"--project={self.args.project}", f"--zone={self.args.zone}")
-    return self.shell.run(["gcloud", "compute", "tpus", *words, *place, "--quiet"], asks=asks)
+    return ["gcloud", "compute", "tpus", *words, *place, "--quiet"]
 
   def state(self) -> str | None:
     """Return the state of the queued resource, such as ACTIVE; None if there is none. Retries transient errors."""
-    return retried(self._state, self.name)
+    return self.describe().get("state")
 
-  def _state(self) -> str | None:
+  def describe(self) -> dict:
+    """Return `state`, `reason` and `code` of the queued resource; {} if there is none. Retries transient errors."""
+    answer = retried(self._describe, self.name)
+    self.exists = bool(answer)
+    return answer
+
+  def _describe(self) -> dict:
     done = self.gcloud("queued-resources", "describe", self.name, "--format=json", asks=True)
     if done.returncode:
       if "NOT_FOUND" in done.stderr or "not found" in done.stderr:
-        return None
+        return {}
       raise _failure("describe", done.stderr)
-    return json.loads(done.stdout or "{}").get("state", {}).get("state", "ACTIVE" if self.shell.dry_run else "UNKNOWN")
+    answer = parse_answer(done, dict, "gcloud describe").get("state")
+    state = answer if isinstance(answer, dict) else {}
+    usual = "ACTIVE" if self.shell.dry_run else "UNKNOWN"
+    return {"state": str(state.get("state", usual))} | _error_of(state)
 
   def ensure(self) -> None:
-    """Ask for the slices unless they are there, and wait for them; replace those that were taken away."""
+    """Ask for the slices unless they are there, and wait for them; replace those that were taken away.
+
+    Raises:
+      UserError, TransientError: the requests failed, with the reason of the last.
+      Deleted: another command has deleted the request.
+    """
     if self.shell.dry_run:
       self.state()
-      return self._create()
-    said = None
-    while (state := self.state()) != "ACTIVE":
+      self._create()
+      return
+    failures = 0
+    wait = _POLL_SECONDS
+    waits_for = None  # the last state that was printed
+    while True:
+      answer = self.describe()
+      state = answer.get("state")
+      if state == "ACTIVE":
+        break
+      seconds = _POLL_SECONDS
       if state is None:
-        self._create()
-      elif state in _ENDED:
-        say(f"the slice is {state.lower()}: taken away, or never made; asking again")
+        if waits_for is not None:
+          raise Deleted(self.name)
+        if not self._create():
+          seconds = wait
+          wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+      elif state == "FAILED" or state in _SUSPENDED and waits_for is not None:
+        failures += 1
         self.delete()
-      elif state != said:
+        waits_for = None
+        self._count_failure(failures, answer, wait)
+        seconds = wait
+        wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+      elif state in _SUSPENDED:
+        say(f"the slice is {state.lower()}: taken away; asking again")
+        self.delete()
+        seconds = 0.0
+      elif state != waits_for:
         say(f"waiting for {self.args.accelerator_type} in {self.args.zone}: {state.lower()}")
-      said = state
-      self.shell.sleep(_POLL_SECONDS)
+        waits_for = state
+      self.shell.sleep(seconds)
+    if self.deadline is None:
+      self.deadline = time.monotonic() + 3600 * self.args.max_hours - self._age_seconds()
 
-  def _create(self) -> None:
+  def _count_failure(self, failures: int, answer: dict, wait: float) -> None:
+    """Print why a request failed; raise if it is not to be made again."""
+    reason = f"{answer['state'].lower()}: {answer['reason']}"
+    useless = answer.get("code") in _USELESS_REQUESTS
+    if useless or failures >= self.args.requests:
+      kind = TransientError if _no_capacity(reason) else UserError
+      raise kind(
+        f"{self.name}: request {failures} of {self.args.requests}, the last: {reason}; see --accelerator_type,"
+        " --runtime_version, --zone and --requests"
+      )
+    say(f"request {failures} of {self.args.requests}: {reason}; asking again in {wait:g} s")
+
+  def _create(self) -> bool:
+    """Ask for the slices; return whether the request was taken, which it is not without capacity."""
     several = self.args.slices > 1
     nodes = (
       (f"--node-count={self.args.slices}", f"--node-prefix={self.name}") if several else (f"--node-id={self.name}",)
     )
     kind = (f"--accelerator-type={self.args.accelerator_type}", f"--runtime-version={self.args.runtime_version}")
-    done = self.gcloud("queued-resources", "create", self.name, *nodes, *kind, *("--spot",) * self.args.spot)
+    # A request that nobody watches any more is not granted after days.
+    until = f"--valid-until-duration={math.ceil(3600 * self.args.max_hours)}s"
+    spot = ("--spot",) if self.args.spot else ()
+    self.exists = True  # unless it is refused: a call that is interrupted or hangs may have been heard
+    done = self.gcloud("queued-resources", "create", self.name, *nodes, *kind, until, *spot)
     if done.returncode and "ALREADY_EXISTS" not in done.stderr:
+      self.exists = done.returncode == EXIT_NO_ANSWER
       if _no_capacity(done.stderr):
         say(f"no capacity: {last_line(done.stderr)}; asking again")
-        return
+        return False
       raise _failure("create", done.stderr)
+    return True
 
   def delete(self) -> None:
-    done = self.gcloud("queued-resources", "delete", self.name, "--force")
+    done = self.gcloud("queued-resources", "delete", self.name, "--force", seconds=_DELETE_SECONDS)
     if done.returncode and "NOT_FOUND" not in done.stderr:
       raise _failure("delete", done.stderr)
+    self.exists = False
+
+  def give_back(self, code: int) -> int:
+    """Delete the slice at the end of its job, unless it is to be kept; return the exit code of the launcher."""
+    if self.args.keep:
+      say(self.billed())
+      return code
+    try:
+      retried(self.delete, self.name)
+    except (UserError, TransientError) as error:
+      say(f"the slice cannot be deleted: {error}; {self.billed()}")
+      return code or EXIT_TRANSIENT
+    say(f"{self.name} is deleted and no longer billed" if not self.shell.dry_run else f"{self.name}: nothing was run")
+    return code
+
+  def billed(self) -> str:
+    """Return a line that says that the slice goes on costing, and how that ends."""
+    command = shlex.join(self._command("queued-resources", "delete", self.name, "--force"))
+    return f"{self.name} exists and is billed until it is deleted: {command}"
+
+  def guard(self) -> str:
+    """Return the script with which the first host deletes the slice where no launcher does."""
+    lifetime = 3600 * self.args.max_hours if self.deadline is None else self.deadline - time.monotonic()
+    return _GUARD.format(
+      lifetime=max(0, math.ceil(lifetime)),
+      poll=_GUARD_POLL_SECONDS,
+      wait=_GUARD_WAIT_SECONDS,
+      grace=math.ceil(_GRACE_SECONDS),
+      delete=commands.quoted(*self._command("queued-resources", "delete", self.name, "--force", "--async")),
+    )
+
+  def _age_seconds(self) -> float:
+    """Return the age of the first TPU VM; 0 if it is not known."""
+    done = self.gcloud("tpu-vm", "describe", self.nodes[0], "--format=json", asks=True)
+    if done.returncode:
+      return 0.0
+    created = parse_answer(done, dict, "gcloud describe").get("createTime")
+    try:
+      begin = datetime.datetime.fromisoformat(str(created))
+      return max(0.0, (datetime.datetime.now(datetime.UTC) - begin).total_seconds())
+    except (ValueError, TypeError):  # no time, or one without a zone
+      return 0.0
+
+  def is_over(self) -> bool:
+    """Return whether its lifetime is over."""
+    return self.deadline is not None and time.monotonic() > self.deadline
 
   def hosts(self) -> list[tuple[str, int]]:
     """Return (TPU VM, number of the worker) of every host."""
-    found = []
+    hosts = []
     for node in self.nodes:
       done = self.gcloud("tpu-vm", "describe", node, "--format=json", asks=True)
       if done.returncode:
         raise _failure("describe", done.stderr)
-      told = json.loads(done.stdout or "{}").get("networkEndpoints", [{}])
-      count = hosts_of(self.args.accelerator_type) if self.shell.dry_run else len(told)
-      found += [(node, worker) for worker in range(count)]
-    return found
+      endpoints = parse_answer(done, dict, "gcloud describe").get("networkEndpoints", [{}])
+      count = hosts_of(self.args.accelerator_type) if self.shell.dry_run else len(endpoints)
+      hosts += [(node, worker) for worker in range(count)]
+    return hosts
 
-  def ssh(self, hosts: list[tuple[str, int]], command: str, tries: int = 4) -> dict[tuple[str, int], str]:
-    """Run a command on each host and return the answers; only hosts out of reach are tried again.
+  def ssh(
+    self, hosts: list[tuple[str, int]], command: str, tries: int = 4, seconds: float | None = None
+  ) -> dict[tuple[str, int], str]:
+    """Run a command on each host and return the answers; only hosts out of reach, or that hang, are tried again.
 
+    Args:
+      seconds: the longest that a host may take; default: `_SSH_SECONDS`.
     Raises:
       TransientError: names a host that failed, with its message.
     """
-    return self._each(hosts, tries, lambda node, worker: ("ssh", node, f"--worker={worker}", f"--command={command}"))
+
+    def words(node: str, worker: int) -> tuple[str, ...]:
+      return ("ssh", node, f"--worker={worker}", f"--command={command}")
+
+    return self._each(hosts, tries, words, seconds or _SSH_SECONDS)
 
   def copy(self, hosts: list[tuple[str, int]], files: list[pathlib.Path], folder: str) -> None:
-    self._each(hosts, 4, lambda node, worker: ("scp", *map(str, files), f"{node}:{folder}/", f"--worker={worker}"))
+    def words(node: str, worker: int) -> tuple[str, ...]:
+      return ("scp", *map(str, files), f"{node}:{folder}/", f"--worker={worker}")
 
-  def _each(self, hosts, tries: int, words) -> dict[tuple[str, int], str]:
-    answers, left = {}, list(hosts)
+    self._each(hosts, 4, words, _COPY_SECONDS)
+
+  def _each(self, hosts, tries: int, words, seconds: float) -> dict[tuple[str, int], str]:
+    def run(host: tuple[str, int]):
+      return self.gcloud("tpu-vm", *words(*host), asks=not self.shell.dry_run, seconds=seconds)
+
+    answers = {}
+    remaining = list(hosts)
     for attempt in range(tries):
       with ThreadPoolExecutor(1 if self.shell.dry_run else 32) as pool:
-        results = list(pool.map(lambda host: self.gcloud("tpu-vm", *words(*host), asks=not self.shell.dry_run), left))
-      failed = {host: done for host, done in zip(left, results) if done.returncode}
-      answers |= {host: done.stdout.strip() for host, done in zip(left, results) if not done.returncode}
+        results = dict(zip(remaining, pool.map(run, remaining)))
+      failed = {host: done for host, done in results.items() if done.returncode}
+      answers |= {host: done.stdout.strip() for host, done in results.items() if not done.returncode}
       if not failed:
         return answers
       (node, worker), done = next(iter(failed.items()))
-      unreachable = [host for host, one in failed.items() if one.returncode == _SSH_FAILED]
+      unreachable = [host for host, result in failed.items() if result.returncode in _UNREACHABLE]
       if len(unreachable) < len(failed) or attempt == tries - 1:
         raise TransientError(f"worker {worker} of {node}: exit code {done.returncode}: {last_line(done.stderr)}")
       say(f"{len(failed)} of {len(hosts)} hosts cannot be reached; trying them again")
-      left = unreachable
+      remaining = unreachable
       self.shell.sleep(_RETRY_SECONDS * 2**attempt)
     return answers
+
+
+def _error_of(state: dict) -> dict:
+  """Return the cloud's `reason` for a state, and its `code` if there is one."""
+  for data in state.values():
+    error = data.get("error") if isinstance(data, dict) else None
+    if isinstance(error, dict):
+      message = last_line(str(error.get("message") or error))
+      return {"reason": message, "code": error.get("code")}
+  return {"reason": "the cloud gives no reason"}
 
 
 def hosts_of(accelerator_type: str) -> int:
@@ -209,9 +391,14 @@ def install(slices: Slices, job: Job) -> None:
     tar = pathlib.Path(scratch) / "project.tar.gz"
     if not slices.shell.dry_run:
       tar.write_bytes(package)
-    slices.ssh(hosts, f"mkdir -p {folder}/project")
+    slices.ssh(hosts, f"mkdir -p {folder}/project && echo none > {folder}/guard.pid")
     slices.copy(hosts, [*files, tar], folder)
-  slices.ssh(hosts, f"cd {folder} && tar -xzf project.tar.gz -C project && bash install.sh")
+    if not slices.args.keep:
+      guard = pathlib.Path(scratch) / "guard.sh"
+      slices.shell.write(guard, slices.guard())
+      slices.copy(hosts[:1], [guard], folder)
+  unpack = f"cd {folder} && tar -xzf project.tar.gz -C project && bash install.sh"
+  slices.ssh(hosts, unpack, tries=2, seconds=_INSTALL_SECONDS)
 
 
 def _script(job: Job) -> str:
@@ -221,6 +408,7 @@ def _script(job: Job) -> str:
     'jobs="$(cd "$(dirname "$0")" && pwd)"',
     'export PATH="$jobs/venv/bin:$PATH"',
     *commands.exports(job.environment),
+    f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}",  # strangers at the coordinator's port do not know it
     "trap : TERM  # the command gets it too, saves and ends; its exit code is kept",
     'cd "$jobs/project"',
     f"{commands.preflight(job)} && {commands.quoted(*job.command)}",
@@ -240,31 +428,75 @@ def _package() -> bytes:
 
 
 def train(slices: Slices, job: Job) -> int:
-  """Start the job on all hosts and watch it to its end; return its exit code."""
+  """Start the job on all hosts and watch it to its end, or to the end of the slice's lifetime; return its exit code.
+
+  Raises:
+    Deleted: another command has deleted the slice.
+  """
   hosts, control = slices.hosts(), f"bash jobs/{job.name}/control.sh"
   slices.ssh(hosts, f"{control} start")
-  say(f"{job.name} runs on {len(hosts)} hosts; ^C leaves it running")
+  say(f"{job.name} runs on {len(hosts)} hosts; ^C leaves it running, and billed")
+  if not slices.args.keep:
+    slices.ssh(hosts[:1], f"{control} guard")
+    say(f"the slice is deleted when the job ends, and after {slices.args.max_hours:g} hours (--keep, --max_hours)")
+  latest = math.inf
   while not slices.shell.dry_run:
     slices.shell.sleep(_POLL_SECONDS)
-    if slices.state() != "ACTIVE":
+    state = slices.state()
+    if state is None:
+      raise Deleted(slices.name)
+    if state != "ACTIVE":
       return EXIT_PREEMPTED
-    states = slices.ssh(hosts, f"{control} state")
-    codes = [_code(state) for state in states.values()]
+    codes = _codes(slices, hosts, control)
     if all(code is not None for code in codes):
       return commands.class_of(codes)
     if any(codes):  # the others wait for one that has ended
       slices.ssh(hosts, f"{control} end")
+    if slices.is_over() and not slices.args.keep and math.isinf(latest):
+      say(f"{slices.args.max_hours:g} hours are over (--max_hours); the run saves and ends")
+      slices.ssh(hosts, f"{control} stop")
+      latest = time.monotonic() + _GRACE_SECONDS
+    if time.monotonic() > latest:
+      say(f"the run has not ended within {_GRACE_SECONDS:g} s")
+      return EXIT_PREEMPTED
   return 0
+
+
+def _codes(slices: Slices, hosts: list[tuple[str, int]], control: str) -> list[int | None]:
+  """Return the exit code of the job on every host; None where it runs."""
+  return [_code(state) for state in slices.ssh(hosts, f"{control} state").values()]
 
 
 def _code(state: str) -> int | None:
   """Parse a host's state: `exit 75` -> 75, `running` -> None; a process that vanished is a fault of its host."""
-  word, _, code = state.splitlines()[-1].partition(" ") if state else ("lost", "", "")
-  return int(code) if word == "exit" else None if word == "running" else EXIT_TRANSIENT
+  name, _, code = state.splitlines()[-1].partition(" ") if state else ("lost", "", "")
+  if name == "running":
+    return None
+  return int(code) if name == "exit" and code.isdecimal() else EXIT_TRANSIENT
 
 
 def start(slices: Slices, job: Job, restarts: int) -> int:
-  """Train to the end, through preemptions and up to `restarts` failures; return the exit code."""
+  """Train to the end, through preemptions and up to `restarts` failures, and delete the slice; return the exit code."""
+  try:
+    code = _train_to_the_end(slices, job, restarts)
+  except Deleted:
+    say(f"{job.name} was stopped: another command has deleted the slice; the same command asks for a new one")
+    return EXIT_PREEMPTED
+  except KeyboardInterrupt:
+    say(f"no longer watching {job.name}, which the same command does again")
+    if slices.exists:
+      say(slices.billed())
+    return _INTERRUPTED
+  except Exception:
+    if slices.exists:
+      say(slices.billed())
+    raise
+  if not slices.args.keep and not slices.shell.dry_run:
+    _save_logs(slices, job)
+  return slices.give_back(code)
+
+
+def _train_to_the_end(slices: Slices, job: Job, restarts: int) -> int:
   failures = preemptions = 0
   while True:
     slices.ensure()
@@ -272,26 +504,67 @@ def start(slices: Slices, job: Job, restarts: int) -> int:
       install(slices, job)
       code = train(slices, job)
     except TransientError as error:
-      if slices.state() == "ACTIVE":
-        raise
       say(str(error))
-      code = EXIT_PREEMPTED
-    told = f"({failures} failures, {preemptions} preemptions before)"
+      state = slices.state()
+      if state is None:
+        raise Deleted(slices.name) from None
+      code = EXIT_TRANSIENT if state == "ACTIVE" else EXIT_PREEMPTED
+    counts = f"({failures} failures, {preemptions} preemptions before)"
     if code == 0:
-      say(f"{job.name} has finished {told}" if not slices.shell.dry_run else f"{job.name}: nothing was run")
+      say(f"{job.name} has finished {counts}" if not slices.shell.dry_run else f"{job.name}: nothing was run")
       return 0
-    if code == EXIT_PREEMPTED and slices.state() != "ACTIVE":
+    if code == EXIT_PREEMPTED and not slices.is_over() and slices.state() != "ACTIVE":
       preemptions += 1
-      say(f"preempted {told}")
+      say(f"preempted {counts}")
       continue
     if code == EXIT_PREEMPTED:
-      say(f"{job.name} was stopped; the same command goes on from the last step that it saved {told}")
+      say(f"{job.name} was stopped; the same command goes on from the last step that it saved {counts}")
       return code
     failures += 1
-    if not commands.starts_again(code) or failures > restarts:
-      say(f"{job.name} failed with exit code {code} and is not started again {told}; see: logs")
+    if not commands.starts_again(code) or failures > restarts or slices.is_over():
+      say(f"{job.name} failed with exit code {code} and is not started again {counts}")
       return code
     say(f"{job.name} failed with exit code {code}; restart {failures} of {restarts}")
+
+
+def _save_logs(slices: Slices, job: Job) -> None:
+  """Copy the ends of the hosts' logs to this machine, before the hosts are deleted."""
+  folder = _LOGS.expanduser() / job.name
+  try:
+    logs = slices.ssh(slices.hosts(), f"bash jobs/{job.name}/control.sh log 2000", tries=1)
+    folder.mkdir(parents=True, exist_ok=True)
+    for (node, worker), text in logs.items():
+      slices.shell.write(folder / f"{node}-{worker}.log", text + "\n")
+  except (TransientError, UserError, OSError) as error:
+    say(f"the hosts' logs cannot be copied: {error}")
+    return
+  say(f"the hosts' logs are in {folder}")
+
+
+def stop(slices: Slices, job: Job) -> int:
+  """Let the run save and end, then delete the slice; return the exit code."""
+  control = f"bash jobs/{job.name}/control.sh"
+  hosts = slices.hosts()
+  for (node, worker), answer in slices.ssh(hosts, f"{control} stop").items():
+    print(f"{node} worker {worker}: {visible(answer)}", flush=True)
+  latest = time.monotonic() + _GRACE_SECONDS
+  while not slices.shell.dry_run:
+    if slices.state() != "ACTIVE":
+      say(f"{job.name} has ended, and its slice with it")
+      return 0
+    try:
+      codes = _codes(slices, hosts, control)
+    except TransientError:
+      if slices.state() is not None:
+        raise
+      continue
+    if all(code is not None for code in codes):
+      break
+    if time.monotonic() > latest:
+      say(f"the run has not ended within {_GRACE_SECONDS:g} s; {slices.billed()}")
+      return EXIT_TRANSIENT
+    slices.shell.sleep(_POLL_SECONDS)
+  return slices.give_back(0)
 
 
 def _no_capacity(text: str) -> bool:
@@ -321,12 +594,25 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--slices", type=int, default=1, help="how many (default: 1)")
   parser.add_argument("--spot", action="store_true", help="cheaper, and may be taken away")
   parser.add_argument("--restarts", type=int, default=10, help="after failures; preemptions do not count (default: 10)")
+  parser.add_argument(
+    "--requests", type=int, default=8, help="for a slice, at most, where they fail one after another (default: 8)"
+  )
+  parser.add_argument(
+    "--max_hours",
+    type=commands.hours,
+    default=168.0,
+    help="from the creation of the slice to its deletion at the latest, with a save before (default: 168)",
+  )
+  parser.add_argument("--keep", action="store_true", help="leave the slice, which is billed, after the end of the job")
   args = commands.parse(parser, argv)
-  if args.slices < 1:
-    raise UserError(f"--slices={args.slices}: expected at least 1")
+  for name in ("slices", "requests"):
+    if getattr(args, name) < 1:
+      raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
   hosts_of(args.accelerator_type)
   job = commands.job(args)
   commands.remote(job, "the slice")
+  folders = [name for name in _SHIPPED if (commands.ROOT / name).is_dir()]
+  commands.check_train_command(args, folders=folders)
   shell = Shell(args.dry_run)
   slices = Slices(job.name, args, shell)
   control = f"bash jobs/{job.name}/control.sh"
@@ -338,15 +624,21 @@ def main(argv: list[str] | None = None) -> int:
   state = slices.state()
   if state != "ACTIVE" and not args.dry_run:
     print(f"{job.name}: {'no such slice' if state is None else state.lower()}")
+    folder = _LOGS.expanduser() / job.name
+    if args.action == "logs" and folder.is_dir():
+      print(f"logs of earlier slices are in {folder}")
+    if args.action == "stop" and state is not None:  # a request that may still be granted
+      return slices.give_back(0)
     return 0
+  if args.action == "stop":
+    return stop(slices, job)
   hosts = slices.hosts()
   if args.action == "logs":
-    print(slices.ssh(hosts[:1], f"{control} log 200")[hosts[0]])
+    print(visible(slices.ssh(hosts[:1], f"{control} log 200")[hosts[0]]))
     return 0
-  for (node, worker), answer in slices.ssh(
-    hosts, f"{control} {'state' if args.action == 'status' else 'stop'}"
-  ).items():
-    print(f"{node} worker {worker}: {answer}")
+  for (node, worker), answer in slices.ssh(hosts, f"{control} state").items():
+    print(f"{node} worker {worker}: {visible(answer)}")
+  say(slices.billed())
   return 0
 
 

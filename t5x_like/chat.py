@@ -13,6 +13,7 @@ Answers appear token by token. In the terminal, ^C stops an answer, and
 """
 
 import argparse
+import io
 import sys
 
 from t5x_like import command_line
@@ -64,6 +65,8 @@ def main(argv: list[str]) -> None:
   if args.web is not None:
     web.serve(talk, args.web, args.workdir, args.temperature, args.system)
   else:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+      sys.stdin.reconfigure(errors="replace")  # a message in another encoding is no reason to end
     terminal.run(talk, args.temperature, args.system, sys.stdin, sys.stdout)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import io
 import os
 import sys
 import traceback
@@ -22,6 +23,7 @@ from t5x_like.errors import (
 )
 from t5x_like.files import streams
 from t5x_like.files.places import directory
+from t5x_like.terminal_text import visible
 
 _INTERRUPTED = 130
 _STEPS = 2**31
@@ -119,6 +121,9 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
   In a job of several processes, a failing process exits at once. An orderly shutdown of jax would wait minutes for the
   others, which wait for this one in a collective; after a hard exit they fail too, and the launcher can act.
   """
+  for stream in (sys.stdout, sys.stderr):  # a locale such as Latin-1 has no dashes and few letters
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(errors="backslashreplace")
   gc.set_threshold(100_000, 20, 20)  # imports and traces leave millions of objects, but little garbage
   streams.protect()
   try:
@@ -145,7 +150,7 @@ def _unforeseen(error: Exception) -> int:
   if is_transient(error):
     print(f"transient error: {told}; run the same command again", file=sys.stderr)
     return EXIT_TRANSIENT
-  traceback.print_exception(error)
+  print(visible(traceback.format_exc()), end="", file=sys.stderr)
   return EXIT_BUG
 
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from t5x_like.files import answers, streams
 from t5x_like.files.answers import Kind, chain
+from t5x_like.terminal_text import visible
 
 EXIT_BUG = 1
 EXIT_USER_ERROR = 2
@@ -71,8 +72,8 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-  """Return an exception's message on a single line."""
-  return " ".join(str(error).split()) or type(error).__name__
+  """Return an exception's message on a single line, its control characters escaped."""
+  return visible(" ".join(str(error).split())) or type(error).__name__
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -158,7 +158,6 @@ def _flags(names: list[str]) -> str:
 def _suite(args, overrides: list[str]) -> None:
   """Run a suite and print its table."""
   from t5x_like.benchmarks import outside, steps, suite, tables
-  from t5x_like.report import page
   from t5x_like.runtime import compile_cache, process
   from t5x_like.training import trained
 
@@ -214,7 +213,9 @@ def _suite(args, overrides: list[str]) -> None:
   if not found["tasks"]:
     raise UserError(f"--questions={args.questions}: {next(iter(found['missing'].values()))}")
   if args.compare and process.first() and not borrowed and not is_remote(workdirs[0]):
-    page.write_report(workdirs[0])
+    from t5x_like import report
+
+    report.write_page(workdirs[0])
 
 
 def _asked(args, output: pathlib.Path, workdirs: list[str]):

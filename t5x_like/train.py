@@ -11,18 +11,32 @@ from t5x_like.errors import UserError, door
 from t5x_like.runtime.huge_pages import use_huge_pages
 
 
-@door(prints_results=False)
-def main(argv: list[str]) -> None:
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], range | None]:
+  """Parse the program's arguments into (flags, overrides of the recipe, steps to profile).
+
+  Raises:
+    UserError: an argument is unknown or invalid.
+  """
   profile = ("--profile", {"metavar": "FIRST:LAST", "help": "record a profiler trace of these steps"})
   back = (
     "--from_step",
     {"type": command_line.step, "metavar": "STEP", "help": "go back to this saved step; later ones are set aside"},
   )
   args, overrides = command_line.parse(argv, __doc__, profile, back)
-  window = _window(args.profile)
-  config = recipes.load(args.config, overrides)
+  return args, overrides, _window(args.profile)
+
+
+def check_window(text: str | None, window: range | None, config) -> None:
+  """Refuse steps to profile that begin after the run's last one."""
   if window is not None and window.start > config.total_steps:
-    raise UserError(f"--profile={args.profile}: the run ends at step {config.total_steps}; name steps up to that")
+    raise UserError(f"--profile={text}: the run ends at step {config.total_steps}; name steps up to that")
+
+
+@door(prints_results=False)
+def main(argv: list[str]) -> None:
+  args, overrides, window = parse(argv)
+  config = recipes.load(args.config, overrides)
+  check_window(args.profile, window, config)
   start(config, args.workdir, args.from_step, window)
 
 

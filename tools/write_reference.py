@@ -17,9 +17,10 @@ import sys
 from typing import Any
 
 from t5x_like import command_line, config, listing, recipes
-from t5x_like.errors import door
+from t5x_like.errors import UserError, door
 from t5x_like.planning import child
-from tools import plans
+
+from . import plans
 
 _REPO = pathlib.Path(__file__).resolve().parents[1]
 _FOLDER = _REPO / "docs" / "reference"
@@ -159,6 +160,8 @@ def main(argv: list[str] | None = None) -> int:
   parser = command_line.Parser(__doc__, opens_runs=False)
   parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is not up to date")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+  if not _FOLDER.is_dir():
+    raise UserError(f"{_FOLDER}: no such directory; the pages are written in a clone of the project")
   stale = []
   for name, page in PAGES.items():
     path, text = _FOLDER / name, page()

@@ -16,6 +16,7 @@ import numpy as np
 from t5x_like.corpora import cleaning
 from t5x_like.files import checked_json
 from t5x_like.files.places import Place, is_remote, place
+from t5x_like.terminal_text import visible
 from t5x_like.vocabularies import Vocabulary
 
 _VERSION = 5  # of parts and signatures; other versions are rebuilt
@@ -186,4 +187,4 @@ def batches(kind: Kind, items: Iterator[Any], marks: dict[str, Marks], start: in
 
 def skips(skipped: Mapping[str, int]) -> str:
   """Return the words that report skipped records, to follow the number of used ones."""
-  return "".join(f", {number:,} records skipped ({reason})" for reason, number in sorted(skipped.items()))
+  return "".join(f", {number:,} records skipped ({visible(reason)})" for reason, number in sorted(skipped.items()))

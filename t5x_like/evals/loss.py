@@ -8,7 +8,7 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
-from t5x_like.objectives import METRICS, denominator
+from t5x_like.objectives import METRICS, denominator, evaluate
 from t5x_like.slots import Positive
 
 
@@ -17,6 +17,7 @@ class Evaluator:
 
   The unigram entropy (nats) is the loss of the best predictor that knows only the frequency of each target token: a
   model with a higher loss has learned nothing from its input. Pixels have none, and only tokens have a perplexity.
+  Objectives whose loss is no likelihood of the targets have neither.
 
   Args:
     max_examples: the number of examples, from the first; None means all.
@@ -39,12 +40,13 @@ class Evaluator:
 
     features = setting.task.features
     target = features[objective.targets]
-    classes = target.shape == features[objective.weights].shape and target.dtype.startswith("int")
+    one_each = target.shape == features[objective.weights].shape and target.dtype.startswith("int")
+    classes = objective.likelihood and one_each
     tokens = "tokens" in objective.targets and not getattr(setting.task, "classes", ())
     self._counted = ("perplexity", "unigram_entropy") if tokens else ("unigram_entropy",)
 
     def sums(model, batch):
-      sums = objective(model, batch)[1] | {"examples": jnp.sum(batch["example_index"] >= 0)}
+      sums = evaluate(objective, model, batch)[1] | {"examples": jnp.sum(batch["example_index"] >= 0)}
       if not classes:
         return sums
       counted = (batch[objective.weights] > 0).astype(jnp.float32)

@@ -7,6 +7,7 @@ from typing import TextIO
 from t5x_like.data.supervised.chat import ASSISTANT, Message
 from t5x_like.errors import UserError
 from t5x_like.inference.talk import Talk
+from t5x_like.terminal_text import visible
 
 COMMANDS = "/reset, /temperature X, /system TEXT, /quit"
 
@@ -17,7 +18,7 @@ def run(talk: Talk, temperature: float, system: str | None, given: TextIO, out: 
     import readline  # noqa: F401 -- gives `input` a history
   person = given.isatty()
   if person:
-    print(f"{talk.told} ({COMMANDS}; ^C stops an answer)", file=out, flush=True)
+    _show(f"{talk.told} ({COMMANDS}; ^C stops an answer)", out)
   history = _begun(system)
   while (line := _line(given, person)) is not None:
     word, _, rest = line.partition(" ")
@@ -31,7 +32,7 @@ def run(talk: Talk, temperature: float, system: str | None, given: TextIO, out: 
     elif word == "/temperature":
       temperature = _temperature(rest, temperature, out)
     elif word.startswith("/") and word[1:].isalpha():
-      print(f"{word}: no such command; there are {COMMANDS}", file=out, flush=True)
+      _show(f"{word}: no such command; there are {COMMANDS}", out)
     elif line.strip():
       history = _answered(talk, [*history, Message("user", line)], temperature, out)
 
@@ -42,14 +43,21 @@ def _answered(talk: Talk, messages: list[Message], temperature: float, out: Text
   try:
     for piece in talk(messages, temperature):
       said.append(piece)
-      print(piece, end="", file=out, flush=True)
+      _show(piece, out, end="")
   except UserError as error:
-    print(f"error: {error}", file=out, flush=True)
+    _show(f"error: {error}", out)
     return messages[:-1]
   except KeyboardInterrupt:
-    print(" …", end="", file=out)
-  print(file=out, flush=True)
+    _show(" …", out, end="")
+  _show("", out)
   return [*messages, Message(ASSISTANT, "".join(said))]
+
+
+def _show(text: str, out: TextIO, end: str = "\n") -> None:
+  """Print text of a model or a person: without control characters, and with ? for what the encoding lacks."""
+  encoding = out.encoding or "utf-8"
+  printable = visible(text).encode(encoding, "replace").decode(encoding)
+  print(printable, end=end, file=out, flush=True)
 
 
 def _line(given: TextIO, person: bool) -> str | None:
@@ -74,5 +82,5 @@ def _temperature(text: str, before: float, out: TextIO) -> float:
       return value
   except ValueError:
     pass
-  print(f"/temperature {text}: expected a number from 0 to 1000; it stays {before:g}", file=out, flush=True)
+  _show(f"/temperature {text}: expected a number from 0 to 1000; it stays {before:g}", out)
   return before

@@ -3,6 +3,8 @@
 import http.server
 import json
 import pathlib
+import socket
+import sys
 import threading
 from typing import Any
 
@@ -13,6 +15,9 @@ from t5x_like.inference.talk import Talk
 PAGE = pathlib.Path(__file__).with_name("chat.html")
 _ROLES = ("system", "user", "assistant")
 _LARGEST = 2**20  # bytes of a request
+_READ_SECONDS = 10.0  # for a whole request
+_WRITE_SECONDS = 10.0  # for a part of an answer that the reader does not take
+_MOST_CONNECTIONS = 512
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 
 
@@ -44,10 +49,48 @@ class Server(http.server.ThreadingHTTPServer):
     super().__init__(("127.0.0.1", port), _Handler)
     self.talk, self.about, self.lock = talk, about, threading.Lock()
     self.names = {f"{host}:{self.server_port}" for host in ("localhost", "127.0.0.1")}
+    self._places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+
+  def process_request(self, request, client_address):
+    """Answer in a thread of its own, unless too many connections are open: then close the new one."""
+    if self._places.acquire(blocking=False):
+      super().process_request(request, client_address)
+    else:
+      self.shutdown_request(request)
+
+  def process_request_thread(self, request, client_address):
+    try:
+      super().process_request_thread(request, client_address)
+    finally:
+      self._places.release()
+
+  def handle_error(self, request, client_address):
+    """Print an error of an answer as one line, where the base class prints a traceback."""
+    error = sys.exception()
+    if not isinstance(error, OSError):  # of a connection that is gone
+      print(f"warning: a request failed: {type(error).__name__}: {one_line(error)[:300]}", file=sys.stderr, flush=True)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
   server: Server
+  timeout = _WRITE_SECONDS
+
+  def setup(self):
+    super().setup()
+    self._late = threading.Timer(_READ_SECONDS, self._end_late)
+    self._late.daemon = True
+    self._late.start()
+
+  def finish(self):
+    self._late.cancel()
+    super().finish()
+
+  def _end_late(self) -> None:
+    """End a request that is not there in time, however slowly it comes."""
+    try:
+      self.connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+      pass  # it has ended by itself
 
   def do_GET(self):
     if not self._is_own():
@@ -68,6 +111,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       messages, temperature = _read(self.rfile.read(self._length()))
     except UserError as error:
       return self._refuse(400, str(error))
+    self._late.cancel()
     self.send_response(200)
     self._headers("text/plain; charset=utf-8")
     try:
@@ -76,9 +120,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
           self.wfile.write(piece.encode("utf-8", "replace"))
           self.wfile.flush()
     except UserError as error:
-      self.wfile.write(f"[{error}]".encode())
-    except (BrokenPipeError, ConnectionResetError):
-      pass  # the reader stopped the answer
+      self.wfile.write(f"[{error}]".encode("utf-8", "replace"))
+    except (BrokenPipeError, ConnectionResetError, TimeoutError):
+      pass  # the reader stopped the answer, or no longer reads it
 
   def _is_own(self) -> bool:
     """Return whether the request names this server and comes from its page, or from no page; refuse it otherwise."""
@@ -91,7 +135,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _length(self) -> int:
     text = self.headers.get("Content-Length") or ""
-    if not text.isdecimal() or int(text) > _LARGEST:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) > _LARGEST:
       raise UserError(f"found a request of {text[:20] or 'unknown'} bytes, expected at most {_LARGEST}")
     return int(text)
 
@@ -124,7 +168,9 @@ def _read(content: bytes) -> tuple[list[Message], float]:
     found = json.loads(content)
     messages = [Message(one["role"], one["content"]) for one in found["messages"]]
     temperature = float(found.get("temperature", 0))
-  except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    for message in messages:
+      message.content.encode()  # half of a surrogate pair is no text
+  except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
     raise UserError(
       f"found no conversation ({one_line(error)[:80]}), expected messages with role and content"
     ) from None

@@ -11,7 +11,9 @@ them in chunks. Shared arithmetic is in `_losses.py`; objectives do not import e
 """
 
 from collections.abc import Collection
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from t5x_like.errors import UserError
 
 METRICS = {"correct": "accuracy"}  # sums whose mean is reported under another name
 
@@ -25,6 +27,40 @@ def denominator(name: str, sums: Collection[str]) -> str:
   words = name.split("_")
   groups = ("_".join(words[:n]) + "_weights" for n in range(len(words), 0, -1))
   return next((group for group in groups if group in sums), "weights")
+
+
+def check_declarations(name: str, objective: Any) -> None:
+  """Check that an objective is a `Base` with all declarations that have no default.
+
+  Raises:
+    UserError: naming the objective and the declaration.
+  """
+  if not isinstance(objective, Base):
+    raise UserError(f"config.objective.name: {name}: expected a subclass of t5x_like.objectives.Base")
+  for attribute in ("beside", "targets", "weights"):
+    if not hasattr(objective, attribute):
+      raise UserError(
+        f"config.objective.name: {name} declares no {attribute!r}; declare it, or derive from EncoderTargets or"
+        " DecoderTargets of t5x_like.objectives._losses (docs/how-to/add-an-objective.md)"
+      )
+
+
+def evaluate(objective: "Base", model: Any, batch: dict, key: Any = None) -> tuple[Any, dict[str, Any]]:
+  """Return (loss sum, sums) of a batch.
+
+  Raises:
+    UserError: the objective returns something else, or no sum `weights`.
+  """
+  outcome = objective(model, batch, key)
+  name = type(objective).__module__
+  if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], dict)):
+    raise UserError(f"config.objective.name: {name} returned {type(outcome).__name__}, expected (loss sum, sums)")
+  if "weights" not in outcome[1]:
+    raise UserError(
+      f"config.objective.name: {name} returned the sums {', '.join(outcome[1]) or 'of nothing'}, expected `weights`"
+      " among them: the sum of the targets' weights, which divides the loss"
+    )
+  return outcome
 
 
 class Base:
@@ -45,6 +81,9 @@ class Base:
     steps: the module of `training/` that makes steps for its batches, see `training/rollouts.py`; "" for plain ones.
     among_rows: whether the loss of a row depends on the other rows of the batch, which rules out accumulation.
     spare_classes: the number of logits that belong to no class of the task.
+    unit: of the metric `loss`, for reports; "" if it has none.
+    likelihood: whether the metric `loss` is the negative log-likelihood of the targets, in nats: then it is reported
+      beside their unigram entropy and, of tokens, as a perplexity. Without it neither is.
   """
 
   beside: ClassVar[tuple[str, ...]]
@@ -60,6 +99,8 @@ class Base:
   steps: ClassVar[str] = ""
   among_rows: ClassVar[bool] = False
   spare_classes: ClassVar[int] = 0
+  unit: ClassVar[str] = ""
+  likelihood: ClassVar[bool] = False
 
   @classmethod
   def missing(cls, features: Collection[str]) -> list[str]:

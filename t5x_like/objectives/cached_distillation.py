@@ -19,6 +19,8 @@ class Objective(Distilled):
     share: the teacher's share of the loss.
   """
 
+  unit = "nats per target token"
+  likelihood = True  # of the targets, beside the teacher
   also = ("teacher_tokens", "teacher_log_probabilities")
   gives = ("loss", "correct", "distillation_loss", "agreement", "remainder")
   advice = "store the teacher's likeliest tokens with python -m tools.cache_teacher, and set --config.task.name=taught"

@@ -22,6 +22,7 @@ class Objective(Base):
       examples belong to both classes, whatever their shares (DeiT III, Touvron et al. 2022, section 3.2).
   """
 
+  unit = "mean of examples"
   beside = ("encoder_input_tokens", "image")
   targets = "label"
   weights = "example_weights"
@@ -30,6 +31,10 @@ class Objective(Base):
 
   label_smoothing: Rate = 0.0
   loss: Literal[*LABEL_LOSSES] = "softmax"
+
+  @property
+  def likelihood(self) -> bool:
+    return self.loss == "softmax"
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run the model on a batch.

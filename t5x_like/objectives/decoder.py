@@ -18,5 +18,8 @@ class Objective(DecoderTargets):
     z_loss: coefficient of `log(Z)^2`; PaLM uses 1e-4 (Chowdhery et al. 2022, section 5).
   """
 
+  unit = "nats per target token"
+  likelihood = True
+
   label_smoothing: float = 0.0
   z_loss: float = 0.0

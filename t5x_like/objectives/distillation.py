@@ -38,12 +38,17 @@ class Objective(Base):
   outputs = {"logits": 2}
   gives = ("loss", "correct", "distillation_loss", "teacher_correct", "agreement")
   teacher = True
+  unit = "mean of examples"
 
   kind: Literal["hard", "soft"] = "hard"
   share: float = 0.5
   temperature: float = 3.0
   label_smoothing: Rate = 0.0
   loss: Literal[*LABEL_LOSSES] = "softmax"
+
+  @property
+  def likelihood(self) -> bool:
+    return self.loss == "softmax"
 
   def __post_init__(self):
     if not 0 <= self.share <= 1 or self.temperature <= 0:

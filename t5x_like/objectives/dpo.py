@@ -24,6 +24,7 @@ class Objective(GivenAnswers):
     label_smoothing: the probability that a preference is reversed ("conservative DPO", Mitchell 2023).
   """
 
+  unit = "nats per pair of answers"
   gives = (
     "loss",
     "correct",

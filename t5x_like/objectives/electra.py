@@ -29,6 +29,8 @@ class Objective(EncoderTargets):
   """
 
   outputs = {"generator_logits": 3, "logits": 2}
+  unit = "nats per target token"
+  likelihood = True  # of the generator
   gives = (*EncoderTargets.gives, "discriminator_loss", "discriminator_accuracy", "replaced")
 
   discriminator: float = 50.0

@@ -14,5 +14,8 @@ class Objective(DecoderTargets):
     z_loss: coefficient of `log(Z)^2`; T5 uses 1e-4.
   """
 
+  unit = "nats per target token"
+  likelihood = True
+
   label_smoothing: float = 0.0
   z_loss: float = 0.0

@@ -26,6 +26,8 @@ class Objective(Base):
   weights = "example_weights"
   also = ("decoder_target_tokens", "decoder_loss_weights")
   outputs = {"scores": 2}
+  unit = "mean of examples"
+  likelihood = True  # of the labels
   gives = ("loss", "correct", "language_model_loss", "language_model_accuracy")
   advice = "set --config.task.architecture=decoder"
 

@@ -18,6 +18,7 @@ from t5x_like.objectives._pairs import MASKED, cosines, whole
 class Objective(Base):
   """Cross-entropy of each query's passage among all passages of the global batch, by inner product."""
 
+  unit = "nats per example"
   beside = ("passage_tokens",)
   targets = "passage_tokens"
   weights = "example_weights"

@@ -28,6 +28,7 @@ class Objective(Base):
     search: where passages are found: on the devices, or by faiss in the host's memory.
   """
 
+  unit = "nats per example"
   beside = ("passage_tokens",)
   targets = "decoder_target_tokens"
   weights = "decoder_loss_weights"

@@ -18,6 +18,7 @@ class Objective(Base):
     normalised: whether a patch's targets are its pixels, normalised by their mean and standard deviation (section 4.1).
   """
 
+  unit = "squared error of masked pixels"
   beside = ("masked_patches",)
   targets = "image"
   weights = "example_weights"

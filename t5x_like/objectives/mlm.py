@@ -23,6 +23,8 @@ class Objective(EncoderTargets):
     next_sentence: weight of the second mean.
   """
 
+  unit = "nats per target token"
+  likelihood = True
   gives = (*EncoderTargets.gives, "next_sentence_loss", "next_sentence_accuracy")
 
   z_loss: float = 0.0

@@ -20,6 +20,8 @@ class Objective(DecoderTargets):
     label_smoothing, z_loss: see `decoder`; of both losses.
   """
 
+  unit = "nats per target token"
+  likelihood = True
   outputs = {"logits": 3, "next_logits": 3}
   gives = ("loss", "z_loss", "correct", "next_loss", "next_correct")
 

@@ -15,6 +15,8 @@ class Objective(Base):
   """A softmax over the scores of an example's options (Devlin et al. 2019, section 4.4; Radford et al. 2018, section
   3.3). The probabilities of several right options are added."""
 
+  unit = "nats per example"
+  likelihood = True
   beside = ("encoder_input_tokens",)
   targets = "label"
   weights = "example_weights"

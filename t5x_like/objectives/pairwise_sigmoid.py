@@ -21,6 +21,8 @@ class Objective(Pairs):
     chunks: the number of parts in which a batch is encoded and compared; memory holds one part at a time.
   """
 
+  unit = "nats per image or text"
+
   chunks: Positive = 1
 
   @classmethod

@@ -12,6 +12,8 @@ from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 class Objective(Base):
   """Cross-entropy of `patch_colours`, averaged over corrupted patches as BERT's loss is over masked tokens."""
 
+  unit = "nats per patch"
+  likelihood = True
   beside = ("patch_sources",)
   targets = "patch_colours"
   weights = "patch_weights"

@@ -15,6 +15,8 @@ class Objective(EncoderTargets):
     z_loss: coefficient of `log(Z)^2` of the predictions.
   """
 
+  unit = "nats per target token"
+  likelihood = True
   also = ("encoder_order", "encoder_masked_positions")
   outputs = {"permutation_logits": 3}
   advice = "config.task.name=permutation_lm"

@@ -23,6 +23,7 @@ class Objective(GivenAnswers):
     gap: the least difference of rewards that is asked for; a pair's own `margin` is added, if the task has them.
   """
 
+  unit = "nats per pair of answers"
   outputs = {"scores": 2}
   gives = ("loss", "correct", "margin", "chosen_reward", "rejected_reward")
 

@@ -18,6 +18,8 @@ class Objective(EncoderTargets):
     span_boundary: weight of L_SBO.
   """
 
+  unit = "nats per target token"
+  likelihood = True
   also = ("encoder_span_starts", "encoder_span_ends")
   gives = (*EncoderTargets.gives, "span_boundary_loss", "span_boundary_accuracy")
   advice = "set --config.task.masking=spans"

@@ -13,6 +13,7 @@ from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 class Objective(Base):
   """The mean of the cross-entropies of the answer's start and end, over all positions but padding."""
 
+  unit = "nats per example"
   beside = ("encoder_input_tokens",)
   targets = "span_start"
   weights = "example_weights"

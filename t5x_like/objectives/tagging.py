@@ -11,6 +11,8 @@ from t5x_like.objectives._losses import EncoderTargets, Sums, add_auxiliary, tok
 class Objective(EncoderTargets):
   """Sums over tagged tokens."""
 
+  unit = "nats per target token"
+  likelihood = True
   gives = ("loss", "correct")
 
   label_smoothing: float = 0.0

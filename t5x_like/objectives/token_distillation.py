@@ -24,6 +24,8 @@ class Objective(Distilled):
     temperature: T, which divides the logits of both in the divergence.
   """
 
+  unit = "nats per target token"
+  likelihood = True  # of the targets, beside the teacher
   gives = ("loss", "correct", "distillation_loss", "agreement")
   teacher = True
 

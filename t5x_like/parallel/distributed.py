@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import hmac
 import itertools
 import json
 import os
@@ -28,7 +29,9 @@ from t5x_like.errors import EXIT_TRANSIENT, TransientError, UserError, is_transi
 from t5x_like.files.streams import Stream
 
 _ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_GREETING = "t5x_like.rendezvous.v1"
+KEY = "T5X_LIKE_JOB_KEY"  # a secret of the job; processes without the same one are ignored
+_GREETING = "t5x_like.rendezvous.v2"
+_GREETING_SECONDS = 5.0
 _LINE_BYTES = 4096
 _SAY_SECONDS = 60.0
 _ABORTED = (
@@ -313,35 +316,75 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
     ) from None
   with contextlib.ExitStack() as stack:
     stack.enter_context(server)
-    came: dict[int, socket.socket] = {}
-
-    def dismiss(message: str, kind: type[Exception] = UserError) -> Exception:
-      for peer in came.values():
-        _send(peer, {"refused": message, "transient": kind is TransientError})
-      return kind(message)
-
-    while len(came) < count - 1:
+    peers: dict[int, socket.socket] = {}
+    refusal = ""  # the last
+    while len(peers) < count - 1:
       server.settimeout(max(0.001, deadline - time.monotonic()))
       try:
         peer = stack.enter_context(server.accept()[0])
       except TimeoutError:
-        missing = [str(i) for i in range(1, count) if i not in came]
-        raise dismiss(
-          f"only {len(came) + 1} of {count} processes came within {timeout_seconds:g} s; missing: process "
-          f"{', '.join(missing)}; start the same command on every host",
-          TransientError,
-        ) from None
-      greeting = _receive(peer, 5)
-      if greeting.get("greeting") != _GREETING:
-        continue  # a port scanner or a health check
-      index = greeting.get("process")
-      if greeting.get("processes") != count or index in came or index not in range(1, count):
-        message = f"process {index} of {greeting.get('processes')} came to a job of {count} processes"
-        came[-1] = peer
-        raise dismiss(f"{message} (twice, or counted otherwise); give every process its own JAX_PROCESS_ID")
-      came[index] = peer
-    for peer in came.values():
+        error = _absence(peers, count, timeout_seconds, refusal)
+        for peer in peers.values():
+          _send(peer, {"refused": str(error), "transient": isinstance(error, TransientError)})
+        raise error from None
+      greeting = _receive(peer, _GREETING_SECONDS)
+      if not _is_greeting(greeting):  # a port scanner, a health check or a stranger
+        peer.close()
+        continue
+      index = greeting["process"]
+      is_counted_alike = greeting["processes"] == count and index in range(1, count)
+      if is_counted_alike and (index not in peers or _has_left(peers[index])):
+        peers[index] = peer
+        continue
+      # It may belong to another job, so it alone is refused, and this job goes on.
+      refusal = (
+        f"process {index} of {greeting['processes']} came to a job of {count} processes (twice, or counted otherwise);"
+        " give every process its own JAX_PROCESS_ID"
+      )
+      _send(peer, {"refused": refusal, "transient": False})
+      peer.close()
+    for peer in peers.values():
       _send(peer, {"go": True})
+
+
+def _is_greeting(message: dict) -> bool:
+  """Return whether a message is a greeting of `_report` from a process of the same job, if the job has a key."""
+  numbers = message.get("process"), message.get("processes")
+  key = message.get("key")
+  return (
+    message.get("greeting") == _GREETING
+    and all(type(number) is int for number in numbers)
+    and isinstance(key, str)
+    and hmac.compare_digest(key.encode("utf-8", "replace"), _key().encode())
+  )
+
+
+def _key() -> str:
+  """Return a digest of the secret that the processes of a job share, if its launcher has given them one."""
+  return hashlib.sha256(f"{_GREETING}:{os.environ.get(KEY, '')}".encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _has_left(peer: socket.socket) -> bool:
+  """Return whether the other end of a connection has closed it, as a process that was started again has."""
+  peer.settimeout(0.0)
+  try:
+    return peer.recv(1, socket.MSG_PEEK) == b""
+  except BlockingIOError:
+    return False
+  except OSError:
+    return True
+  finally:
+    with contextlib.suppress(OSError):
+      peer.settimeout(5.0)
+
+
+def _absence(peers: dict[int, socket.socket], count: int, timeout_seconds: float, refusal: str) -> Exception:
+  """Return the error of process 0 when not all others came."""
+  missing = ", ".join(str(index) for index in range(1, count) if index not in peers)
+  message = f"only {len(peers) + 1} of {count} processes came within {timeout_seconds:g} s; missing: process {missing}"
+  if refusal:
+    return UserError(f"{message}; {refusal}")
+  return TransientError(f"{message}; start the same command on every host")
 
 
 def _report(host: str, port: int, job: _Job, deadline: float, timeout_seconds: float) -> None:
@@ -355,7 +398,8 @@ def _report(host: str, port: int, job: _Job, deadline: float, timeout_seconds: f
       time.sleep(min(0.2, max(0, deadline - time.monotonic())))
       continue
     with peer:
-      _send(peer, {"greeting": _GREETING, "process": job.process_id, "processes": job.num_processes})
+      greeting = {"greeting": _GREETING, "process": job.process_id, "processes": job.num_processes, "key": _key()}
+      _send(peer, greeting)
       answer = _receive(peer, max(1, deadline + 5 - time.monotonic()))
     if answer.get("go"):
       return
@@ -375,11 +419,12 @@ def _send(peer: socket.socket, message: dict) -> None:
 
 
 def _receive(peer: socket.socket, seconds: float) -> dict:
-  """Receive one line of JSON; return {} for anything else."""
-  peer.settimeout(seconds)
+  """Receive one line of JSON within a time; return {} for anything else."""
+  deadline = time.monotonic() + seconds
   line = b""
-  with contextlib.suppress(OSError, ValueError):
+  with contextlib.suppress(OSError, ValueError, RecursionError):
     while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
+      peer.settimeout(max(0.001, deadline - time.monotonic()))
       part = peer.recv(_LINE_BYTES)
       if not part:
         break

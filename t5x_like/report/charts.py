@@ -1,5 +1,6 @@
 """The charts of a report: SVG that takes its text colour from the page, so that it suits light and dark themes."""
 
+import functools
 import io
 import math
 import re
@@ -15,11 +16,48 @@ _POINTS = 1500
 Rows = list[dict[str, Any]]
 
 
+class Metrics(list):
+  """The lines of `metrics.jsonl` with an index by metric: there may be a million lines and a hundred metrics."""
+
+  def __init__(self, rows: Rows):
+    super().__init__(rows)
+    self._series: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+  @functools.cached_property
+  def columns(self) -> dict[str, dict[int, Any]]:
+    """The values of every name by step, in the order of the lines; of lines of one step, the last counts."""
+    columns: dict[str, dict[int, Any]] = {}
+    for row in self:
+      step = row["step"]
+      for name, value in row.items():
+        columns.setdefault(name, {})[step] = value
+    return columns
+
+  def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    if name not in self._series:
+      self._series[name] = _numbers(self.columns.get(name, {}))
+    return self._series[name]
+
+
+def names(rows: Rows) -> list[str]:
+  """Return the names of all metrics, in the order in which they first occur."""
+  if isinstance(rows, Metrics):
+    return list(rows.columns)
+  return list(dict.fromkeys(name for row in rows for name in row))
+
+
 def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Return the steps (int64 [N]) and finite values (float64 [N]) of a metric; of lines of one step, the last counts."""
-  found = {row["step"]: row[name] for row in rows if isinstance(row.get(name), int | float)}
-  kept = [(step, value) for step, value in sorted(found.items()) if math.isfinite(value)]
-  steps, values = zip(*kept) if kept else ((), ())
+  if isinstance(rows, Metrics):
+    return rows.series(name)
+  return _numbers({row["step"]: row[name] for row in rows if name in row})
+
+
+def _numbers(column: dict[int, Any]) -> tuple[np.ndarray, np.ndarray]:
+  points = [
+    (step, value) for step, value in sorted(column.items()) if isinstance(value, int | float) and math.isfinite(value)
+  ]
+  steps, values = zip(*points) if points else ((), ())
   return np.asarray(steps, np.int64), np.asarray(values, np.float64)
 
 
@@ -38,12 +76,19 @@ def broken(steps: np.ndarray, values: np.ndarray, lost: list[tuple[int, int]]) -
   return np.insert(steps, index, firsts), np.insert(values, index, np.nan)
 
 
-def charts(rows: Rows) -> list[dict[str, str]]:
-  """Draw one {title, svg, width} per metric that has data; `width` is "wide" for the loss, else ""."""
+def charts(rows: Rows, unit: str = "") -> list[dict[str, str]]:
+  """Draw one {title, svg, width} per metric that has data; `width` is "wide" for the loss, else "".
+
+  Args:
+    unit: of the loss, for its axis.
+  """
   drawn = []
   if len(series(rows, "train/loss")[0]) or _eval_names(rows, "loss"):
-    drawn.append({"title": "Loss", "svg": _loss_chart(rows), "width": "wide"})
+    drawn.append({"title": "Loss", "svg": _loss_chart(rows, unit), "width": "wide"})
   for title, name, options in (
+    ("Accuracy", "train/accuracy", {"percent": True}),
+    ("Margin of preferred answers", "train/margin", {}),
+    ("Reward", "train/reward", {}),
     ("Learning rate", "train/learning_rate", {"noise": False}),
     ("Gradient norm", "train/gradient_norm", {"log": True}),
     ("Tokens per second", "train/tokens_per_second", {"from_zero": True}),
@@ -152,10 +197,10 @@ def _short(name: str) -> str:
 
 
 def _eval_names(rows: Rows, metric: str) -> list[str]:
-  return sorted({n for row in rows for n in row if n.startswith("eval/") and n.endswith(f"/{metric}")})
+  return sorted(name for name in names(rows) if name.startswith("eval/") and name.endswith(f"/{metric}"))
 
 
-def _loss_chart(rows: Rows) -> str:
+def _loss_chart(rows: Rows, unit: str) -> str:
   figure, axes = _axes("loss", 9.4, 3.7)
   steps, values = series(rows, "train/loss")
   seen, lost = [], gaps(rows)
@@ -185,7 +230,8 @@ def _loss_chart(rows: Rows) -> str:
   low, high = everything.min(), np.percentile(everything, 99.5)
   axes.set_ylim(low - 0.05 * (high - low or 1), high + 0.08 * (high - low or 1))
   axes.set_xlabel("step")
-  axes.set_ylabel("nats per target token")
+  if unit:
+    axes.set_ylabel(unit)
   axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="upper right")
   return _svg(figure, "loss")
 

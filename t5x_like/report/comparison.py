@@ -8,7 +8,7 @@ from t5x_like.errors import UserError
 from t5x_like.files import outputs
 from t5x_like.files.mirror import copied
 from t5x_like.report import charts, page, readable
-from t5x_like.report.writer import FILE, read_metrics
+from t5x_like.report.writer import FILE
 
 _MOST_CURVES = 12
 _TIMES = ("seconds", "examples", "target_tokens", "sequences")  # of evaluations, the same for all or of no interest
@@ -27,8 +27,9 @@ def check(workdir: str) -> pathlib.Path:
 def write(workdirs: Sequence[str], output: str) -> None:
   """Write the page that compares runs; raise UserError if one is no run or corrupt, or the page cannot be written."""
   folders = dict(zip(_names(workdirs), map(check, workdirs)))
-  names, metrics = list(folders), {name: read_metrics(folder) for name, folder in folders.items()}
+  names = list(folders)
   configs = {name: page.flat_object(folder / "config.json") for name, folder in folders.items()}
+  metrics = {name: page.metrics(folder, configs[name]) for name, folder in folders.items()}
   html = page.render(
     pathlib.Path(__file__).with_name("comparison.html.j2"),
     names=names,
@@ -51,10 +52,10 @@ def _names(workdirs: Sequence[str]) -> list[str]:
 
 def _evals(metrics: dict[str, charts.Rows]) -> list[tuple[str, list[str]]]:
   """Return each metric of evaluations with its last value in every run; "–" for none."""
-  names = dict.fromkeys(name for rows in metrics.values() for row in rows for name in row if name.startswith("eval/"))
+  names = dict.fromkeys(name for rows in metrics.values() for name in charts.names(rows))
   found = []
   for name in names:
-    if name.rpartition("/")[2] not in _TIMES:
+    if name.startswith("eval/") and name.rpartition("/")[2] not in _TIMES:
       last = [charts.series(rows, name)[1] for rows in metrics.values()]
       found.append((name.removeprefix("eval/"), [page.number(values[-1]) if len(values) else "–" for values in last]))
   return found

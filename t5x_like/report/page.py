@@ -10,11 +10,14 @@ from typing import Any
 
 import jinja2
 
+from t5x_like import objectives, slots
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, local
 from t5x_like.files.places import place
+from t5x_like.redaction import redact_config
 from t5x_like.report import readable
-from t5x_like.report.charts import charts, gaps, series
+from t5x_like.report.charts import Metrics, charts, gaps, series
+from t5x_like.report.charts import names as metric_names
 from t5x_like.report.writer import read_metrics
 
 FILE = "report.html"
@@ -31,8 +34,8 @@ def write_report(workdir) -> pathlib.Path:
     UserError: one of them is corrupt or the report cannot be written.
   """
   workdir = pathlib.Path(workdir)
-  rows = read_metrics(workdir)
   config, environment = (flat_object(workdir / name) for name in ("config.json", "environment.json"))
+  rows = metrics(workdir, config)
   starts = list(_starts(workdir / "history.jsonl"))
   sharding = (local.content(workdir / "sharding.txt") or b"").decode(errors="replace")
   html = render(
@@ -42,7 +45,7 @@ def write_report(workdir) -> pathlib.Path:
     verdict=readable.verdict(rows, total_steps(config)),
     facts=readable.facts(rows, starts, environment, sharding),
     headlines=_headlines(rows, config),
-    charts=charts(rows),
+    charts=charts(rows, loss_unit(config)),
     evals=_evals(rows),
     gaps=gaps(rows),
     not_finite=sum(value is None for row in rows for value in row.values()),
@@ -106,14 +109,42 @@ def _starts(path: pathlib.Path):
 
 
 def flat_object(path: pathlib.Path) -> dict[str, str]:
-  """Return the values of a JSON file by dotted key, {} if it is missing; raise UserError if it holds no JSON object."""
-  return _flat(_read_object(path))
+  """Return the values of a JSON file by dotted key, without secrets; {} if it is missing.
+
+  Raises:
+    UserError: it holds no JSON object.
+  """
+  return _flat(redact_config(_read_object(path)))
 
 
 def total_steps(config: dict[str, str]) -> int | None:
   """Return the last step of a config by dotted key; None if it has none."""
   total = config.get("total_steps", "")
   return int(total) if total.isdecimal() else None
+
+
+def metrics(workdir: pathlib.Path, config: dict[str, str]) -> Metrics:
+  """Return the lines of `metrics.jsonl`, without entropies and perplexities that older versions gave other losses."""
+  rows = read_metrics(workdir)
+  objective = _objective(config)
+  if objective is None or objective.likelihood:
+    return Metrics(rows)
+  wrong = ("/unigram_entropy", "/perplexity")
+  return Metrics([{name: value for name, value in row.items() if not name.endswith(wrong)} for row in rows])
+
+
+def loss_unit(config: dict[str, str]) -> str:
+  """Return the unit of the loss of a config by dotted key; "" without one, or for an objective from elsewhere."""
+  objective = _objective(config)
+  return "" if objective is None else objective.unit
+
+
+def _objective(config: dict[str, str]) -> Any:
+  """Return the class of the objective of a config by dotted key; None for one from elsewhere."""
+  name = config.get("objective.name", "")
+  if name not in slots.names(objectives):
+    return None
+  return slots.find("config.objective.name", name, objectives, "Objective")
 
 
 def _subtitle(config: dict[str, str]) -> str:
@@ -137,6 +168,10 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
     if len(loss):
       note = f"unigram entropy {entropy[-1]:.3f}" if len(entropy) else f"best {loss.min():.3f}"
       shown.append({"label": "Eval loss", "value": f"{loss[-1]:.3f}", "note": f"{task}: {note}"})
+    _, accuracy = series(rows, f"eval/{task}/accuracy")
+    if len(accuracy):
+      best = f"best {100 * accuracy.max():.1f}%"
+      shown.append({"label": "Eval accuracy", "value": f"{100 * accuracy[-1]:.1f}%", "note": f"{task}: {best}"})
   for of in ("Tokens", "Images"):
     _, rate = series(rows, f"train/{of.lower()}_per_second")
     if len(rate):
@@ -157,15 +192,14 @@ def _median(values) -> float:
 
 
 def _tasks(rows) -> list[str]:
-  names = {name for row in rows for name in row if name.startswith("eval/") and name.count("/") > 1}
+  names = [name for name in metric_names(rows) if name.startswith("eval/") and name.count("/") > 1]
   return sorted({name.removeprefix("eval/").rpartition("/")[0] for name in names})
 
 
 def _evals(rows) -> list[dict[str, str]]:
   """Return a row for each metric of evaluations: {task, metric, last, step, first, lowest, highest}."""
-  names = dict.fromkeys(name for row in rows for name in row if name.startswith("eval/"))
   table = []
-  for name in names:
+  for name in [name for name in metric_names(rows) if name.startswith("eval/")]:
     steps, values = series(rows, name)
     if len(steps):
       task, _, metric = name.removeprefix("eval/").rpartition("/")

@@ -1,15 +1,19 @@
 """A run in words for its page: the verdict, the facts about it, and filled texts with their gaps marked."""
 
 import datetime
-import difflib
 import re
 from typing import Any
 
+import numpy as np
+
 from t5x_like.report.charts import Rows, series
+from t5x_like.report.charts import names as metric_names
 from t5x_like.report.numbers import duration, short
 
-_GAP = re.compile(r"\S*(?:<extra_id_\d+>|\[MASK\]|<mask>)\S*")  # with the word around it, if it is inside of one
+_GAP = re.compile(r"<extra_id_\d+>|\[MASK\]|<mask>")
 _SENTINEL = re.compile(r"(<extra_id_\d+>)")
+_MOST_WORDS = 500  # of a text on the page; marking words takes time with their square
+_MOST_CHARACTERS = 10_000
 _COUNT = re.compile(r"([\d,]+) parameters")
 BLANK = "____"
 Parts = list[tuple[str, str]]  # texts and their classes on the page
@@ -43,7 +47,7 @@ def verdict(rows: Rows, total: int | None) -> str:
 
 def _validation(rows: Rows) -> tuple[str | None, float | None]:
   """Return the name of the first evaluation's loss, and the unigram entropy of its targets if known."""
-  names = sorted({name for row in rows for name in row if re.fullmatch(r"eval/.+/loss", name)})
+  names = sorted(name for name in metric_names(rows) if re.fullmatch(r"eval/.+/loss", name))
   if not names:
     return None, None
   _, entropy = series(rows, names[0].removesuffix("loss") + "unigram_entropy")
@@ -79,7 +83,7 @@ def _seconds(rows: Rows) -> float:
   """Return the seconds of all steps, those without a line as long as the next with one, and of all evaluations."""
   steps, seconds = series(rows, "train/seconds_per_step")
   total = float(sum(s * (step - before) for s, step, before in zip(seconds, steps, [0, *steps[:-1]])))
-  names = {name for row in rows for name in row if name.startswith("eval/") and name.endswith("/seconds")}
+  names = [name for name in metric_names(rows) if name.startswith("eval/") and name.endswith("/seconds")]
   return total + float(sum(series(rows, name)[1].sum() for name in names))
 
 
@@ -88,16 +92,18 @@ def sample(texts: dict[str, str]) -> dict[str, Any]:
 
   A text that goes on from a prompt (`shows` is `more`) is neither good nor bad.
   """
+  whole = texts
+  texts = {name: _shortened(text) for name, text in texts.items()}
   if texts.get("shows") == "more":
     told, prompt = [(texts["input"], "sentinel")], texts["input"]
     rows = [("model", [*told, (texts["prediction"], "")]), ("original", [*told, (texts["target"], "")])]
     return {"rows": rows, "good": None, "status": f"goes on after {len(prompt.split())} words"}
   if "filled" not in texts or "original" not in texts:
-    exact = texts["target"] == texts["prediction"]
+    exact = whole["target"] == whole["prediction"]
     rows = [(name, _split(texts[name])) for name in ("input", "target", "prediction")]
     return {"rows": rows, "good": exact, "status": "✓ exact match" if exact else "differs"}
-  gapped = _words(_GAP.sub(BLANK, texts["input"]))
-  original, filled = _words(texts["original"]), _words(_GAP.sub(BLANK, texts["filled"]))
+  gapped, filled = _gapped(texts["input"]), _gapped(texts["filled"])
+  original = texts["original"].split()
   told, wanted = _same(filled, gapped), _same(original, gapped)
   right = _same(filled, original)
   marks = ["good" if right[n] else "bad" for n in range(len(filled))]
@@ -116,16 +122,43 @@ def _split(text: str) -> Parts:
   return [(part, "sentinel" if _SENTINEL.fullmatch(part) else "") for part in parts]
 
 
-def _words(text: str) -> list[str]:
-  return text.split()
+def _shortened(text: str) -> str:
+  """Return a text of at most `_MOST_CHARACTERS` and `_MOST_WORDS`; a longer one ends with an ellipsis."""
+  short = text[:_MOST_CHARACTERS]
+  words = short.split(maxsplit=_MOST_WORDS)
+  if len(words) > _MOST_WORDS:
+    return " ".join(words[:_MOST_WORDS]) + " …"
+  return short if len(text) <= _MOST_CHARACTERS else f"{short}…"
+
+
+def _gapped(text: str) -> list[str]:
+  """Return the words of a text; one that holds a sentinel or a mask is a gap as a whole."""
+  return [BLANK if _GAP.search(word) else word for word in text.split()]
 
 
 def _same(words: list[str], others: list[str]) -> list[bool]:
-  """Return which words stand in others too, in the same order."""
-  found = [False] * len(words)
-  for block in difflib.SequenceMatcher(None, words, others, autojunk=False).get_matching_blocks():
-    found[block.a : block.a + block.size] = [True] * block.size
-  return found
+  """Return which words belong to a longest common subsequence with the others."""
+  numbers = {word: number for number, word in enumerate(dict.fromkeys([*words, *others]))}
+  ids_N = np.asarray([numbers[word] for word in words], np.int32)
+  ids_M = np.asarray([numbers[word] for word in others], np.int32)
+  # lengths[i, j]: of a longest common subsequence of the words from i and the others from j
+  lengths = np.zeros((len(words) + 1, len(others) + 1), np.int32)
+  for i in reversed(range(len(words))):
+    after = lengths[i + 1]
+    best = np.where(ids_M == ids_N[i], after[1:] + 1, after[:-1])
+    lengths[i, :-1] = np.maximum.accumulate(best[::-1])[::-1]
+  same = [False] * len(words)
+  i = j = 0
+  while i < len(words) and j < len(others):
+    if words[i] == others[j]:
+      same[i] = True
+      i += 1
+      j += 1
+    elif lengths[i + 1, j] >= lengths[i, j + 1]:
+      i += 1
+    else:
+      j += 1
+  return same
 
 
 def _joined(words: list[str], marks: list[str]) -> Parts:

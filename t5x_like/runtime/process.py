@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from t5x_like.parallel import distributed
+from t5x_like.terminal_text import visible
 
 _PACKAGES = (
   "t5x-like",
@@ -35,7 +36,9 @@ _PACKAGES = (
 
 def prepare() -> None:
   """Join the job of this process, if any, and set up jax and logging; raise as `distributed.initialize`."""
-  logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
+  handler = logging.StreamHandler()
+  handler.setFormatter(_Formatter("warning: %(message)s"))
+  logging.basicConfig(level=logging.WARNING, handlers=[handler])
   jax.config.update("jax_threefry_partitionable", True)
   _skip_tpus_that_are_not_there()
   distributed.initialize()
@@ -76,10 +79,17 @@ def first() -> bool:
   return jax.process_index() == 0
 
 
+class _Formatter(logging.Formatter):
+  """Formats warnings, whose texts may come from data, without control characters."""
+
+  def format(self, record: logging.LogRecord) -> str:
+    return visible(super().format(record))
+
+
 def say(text: str) -> None:
-  """Print in the first process only."""
+  """Print in the first process only, without control characters: parts of the text may come from data."""
   if first():
-    print(text, flush=True)
+    print(visible(text), flush=True)
 
 
 def environment() -> dict[str, Any]:

@@ -81,8 +81,10 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
 
 
 def objective_of(config: ConfigDict) -> Callable:
-  """Return the objective."""
-  return slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
+  """Return the objective; raise UserError if it lacks a declaration."""
+  objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
+  t5x_like.objectives.check_declarations(config.objective.name, objective)
+  return objective
 
 
 def model_of(config: ConfigDict):

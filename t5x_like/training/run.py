@@ -259,7 +259,9 @@ class Run:
     tasks = made.task, made.evaluation.task
     report.draw(session.workdir, self.config, made.parts, self.weights, *tasks, groups)
     if process.first():
-      process.say(f"report: {session.address}/{report.write_page(session.workdir).name}")
+      page = report.write_page(session.workdir, session.address, session.beat)
+      if page is not None:
+        process.say(f"report: {session.address}/{page.name}")
     session.flush()
 
 

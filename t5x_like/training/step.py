@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from t5x_like.nn import params
-from t5x_like.objectives import METRICS, denominator
+from t5x_like.objectives import METRICS, denominator, evaluate
 from t5x_like.parallel.rules import Rules
 from t5x_like.training.adafactor import reread
 from t5x_like.training.guard import Guard
@@ -45,7 +45,7 @@ def make_step(
   """
 
   def loss_sum(arrays, frozen, batch, key):
-    return objective(params.with_arrays(model, frozen | arrays), batch, key)
+    return evaluate(objective, params.with_arrays(model, frozen | arrays), batch, key)
 
   def whole(arrays, frozen, batch, key):
     """Return (mean gradients, sums) of the whole batch: the division is folded into the backward pass."""

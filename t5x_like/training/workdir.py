@@ -15,6 +15,7 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names, local, locks
 from t5x_like.files.locks import Lock
 from t5x_like.files.places import place
+from t5x_like.redaction import redact_config
 
 FILE, HISTORY = "config.json", "history.jsonl"
 IMPORTED = "imported.json"  # of weights that were trained elsewhere
@@ -32,12 +33,14 @@ _EDITION = "data_edition"  # `data.EDITION`
 def identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:  # noqa: B006 (never written to)
   """Return the content of `config.json`: the resolved config, fingerprints of data and vocabulary, feature shapes.
 
+  It has no passwords of addresses and no secrets of trackers, which the next start gets from its own flags.
+
   Args:
     task: the task that the run ends on.
     early: the tasks of earlier phases, by phase.
   """
   prints = {"data": task.fingerprint, _EDITION: data.EDITION, "vocabulary": task.vocabulary.fingerprint}
-  return config.to_dict() | {
+  return redact_config(config.to_dict()) | {
     "fingerprints": prints | {f"data_{phase}": task.fingerprint for phase, task in early.items()},
     "features": {name: list(feature.shape) for name, feature in task.features.items()},
   }
@@ -115,7 +118,7 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_opti
     UserError: the run's data are of another edition, or keys changed that may not; all of them are listed.
   """
   as_saved = json.loads(json.dumps(current))  # where tuples are lists
-  before, now = config_lib.flat(saved), config_lib.flat(as_saved)
+  before, now = config_lib.flat(redact_config(saved)), config_lib.flat(redact_config(as_saved))
   edition = now.get(f"fingerprints.{_EDITION}")  # none where only models are compared
   found = before.get(f"fingerprints.{_EDITION}", 1)
   if edition is not None and found != edition:

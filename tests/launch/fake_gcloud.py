@@ -37,6 +37,8 @@ def queued_resources(action, name, words, state, plan):
   if not held:
     fail(1, f"NOT_FOUND: {name} was not found")
   if action == "delete":
+    if plan["delete_errors"]:
+      fail(1, plan["delete_errors"].pop(0))
     del state["queued"][name]
     for host in CLOUD.glob("host-*"):  # a new slice has new hosts
       for pid in host.glob("jobs/*/pid"):
@@ -47,7 +49,8 @@ def queued_resources(action, name, words, state, plan):
   if plan["describe_errors"]:
     fail(1, plan["describe_errors"].pop(0))
   now = held["states"].pop(0) if len(held["states"]) > 1 else held["states"][0]
-  return json.dumps({"state": {"state": now}})
+  reason = {"failedData": {"error": plan["reason"]}} if plan["reason"] else {}
+  return json.dumps({"state": {"state": now} | reason})
 
 
 def host(words, node):
@@ -57,6 +60,10 @@ def host(words, node):
 
 
 def ssh(node, words, plan):
+  hangs = plan["hangs"].get(flag(words, "worker"), 0)
+  if hangs:
+    plan["hangs"][flag(words, "worker")] = hangs - 1
+    return lambda: subprocess.run(["sleep", "600"])
   left = plan["unreachable"].get(flag(words, "worker"), 0)
   if left:
     plan["unreachable"][flag(words, "worker")] = left - 1
@@ -96,7 +103,7 @@ def main(words):
       if kind == "queued-resources":
         print(queued_resources(action, name, rest, state, plan))
       elif action == "describe":
-        print(json.dumps({"networkEndpoints": [{}] * plan["hosts"]}))
+        print(json.dumps({"networkEndpoints": [{}] * plan["hosts"], "createTime": plan["created"]}))
       elif action == "ssh":
         then = ssh(name, rest, plan)
       elif action == "scp":

@@ -32,7 +32,7 @@ HOSTILE = [
   "é世界",
 ]
 BROKEN = ["a\ntouch PWNED", "a\r\ntouch PWNED", "a\0b", "a\x1bb", "a\u2028b", "a\udcffb"]
-COMMAND = ("python", "-m", "t5x_like.train")
+COMMAND = ("python", "-m", "my.train")
 
 
 def job(workdir: str, *words: str, **environment: str):
@@ -68,7 +68,7 @@ def flags(**changes):
   """The flags of all routes."""
   usual = dict(nodes=1, tasks_per_node=None, gpus_per_node=0, partition="", account="", time="", grace_seconds=5)
   usual |= dict(restarts=0, directory="", sbatch=[], topology="4x4", chips_per_host=4, image="i", accelerator="a")
-  usual |= dict(secret="", spot=False, service_account="", host_directory="", slices=1)
+  usual |= dict(secret="", spot=False, service_account="", host_directory="", slices=1, max_hours=1.0)
   usual |= dict(accelerators="H100:8", runtime_version="")
   return types.SimpleNamespace(**usual | changes)
 
@@ -201,3 +201,40 @@ def test_secrets_in_values_of_several_lines_are_not_printed(capsys, monkeypatch)
   assert slurm.main(["start", "--dry_run", "--env=API_KEY", "--", *COMMAND, "--workdir=/runs/a"]) == 2
   assert "s3cr3t" not in "".join(capsys.readouterr())
   assert os.environ["API_KEY"]
+
+
+@pytest.mark.parametrize("value", ["abc's3cr3t", "tok en's3cr3t me", 'x"s3cr3t"y', "a\\'s3cr3t' b", "s3cr3t"])
+@pytest.mark.parametrize(
+  "name", ["WANDB_API_KEY", "PGPASS", "AUTH", "GITHUB_PAT", "SSH_KEY", "HFTOKEN", "DB_PASSWORD2"]
+)
+def test_secrets_with_quotes_are_not_printed(name, value, capsys, monkeypatch):
+  monkeypatch.setenv(name, value)
+  words = [f"--{name.lower()}={value}", f"--{name.lower()}", value, f"--config.trackers.mlflow.uri=http://me:{value}@h"]
+  train = [*COMMAND, "--workdir=/runs/a", *words]
+  assert slurm.main(["start", "--dry_run", f"--env={name}", "--", *train]) == 0
+  assert local.main(["--dry_run", "--", *train]) == 0
+  out, err = capsys.readouterr()
+  assert "s3cr3t" not in out + err and f"export {name}=***" in out
+
+
+def test_a_script_is_private_from_its_first_byte_and_follows_no_link(tmp_path, monkeypatch):
+  modes = []
+  write = commands.os.open
+
+  def opened(path, flags, mode=0o777, **options):
+    number = write(path, flags, mode, **options)
+    modes.append(os.fstat(number).st_mode & 0o777)
+    return number
+
+  monkeypatch.setattr(commands.os, "open", opened)
+  script, victim = tmp_path / "slurm.sh", tmp_path / "victim"
+  victim.write_text("precious")
+  script.write_text("old")
+  script.chmod(0o644)
+  commands.Shell(False).write(script, "export TOKEN=1")
+  assert modes == [0o600] and script.stat().st_mode & 0o777 == 0o600
+  script.unlink()
+  script.symlink_to(victim)
+  commands.Shell(False).write(script, "export TOKEN=1")
+  assert victim.read_text() == "precious" and script.read_text() == "export TOKEN=1" and not script.is_symlink()
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["slurm.sh", "victim"]

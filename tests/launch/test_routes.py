@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import fsspec
 import pytest
@@ -13,7 +14,8 @@ from launch import commands, gke, preflight, sky
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 WORKDIR = "--workdir=gs://bucket/runs/T5 base"
-COMMAND = ("--", "python", "-m", "t5x_like.train", "--config=configs/t5/base.py", WORKDIR, "--x=$(touch pwned)'")
+TRAIN = ("--", "python", "-m", "t5x_like.train", WORKDIR)
+COMMAND = ("--", "python", "-m", "my.train", "--config=configs/t5/base.py", WORKDIR, "--x=$(touch pwned)'")
 
 
 @pytest.fixture
@@ -66,13 +68,16 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
     "launch.preflight",
     WORKDIR,
     "-m",
-    "t5x_like.train",
+    "my.train",
     "--config=configs/t5/base.py",
     WORKDIR,
     COMMAND[-1],
   ]
   assert not (tmp_path / "pwned").exists()
   assert job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2, 3, 4]
+  assert job["activeDeadlineSeconds"] == 168 * 3600 and manifest["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
+  useless = manifest["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"]
+  assert useless == ["PodFailurePolicy", "DeadlineExceeded"]  # or the JobSet would start again after its lifetime
 
 
 def test_a_jobset_of_gpus_finds_its_own_hosts(tmp_path, program):
@@ -92,14 +97,17 @@ def test_a_jobset_of_gpus_finds_its_own_hosts(tmp_path, program):
   script = container["command"][2].replace("$$", "$").replace("exec ", "")
   echo = f'python() {{ echo "$JAX_PROCESS_ID $2"; }}; {script}'
   said = subprocess.run(["bash", "-c", echo], capture_output=True, text=True, env={"JOB_COMPLETION_INDEX": "1"}).stdout
-  assert said.splitlines() == ["1 launch.preflight", "1 t5x_like.train"]
+  assert said.splitlines() == ["1 launch.preflight", "1 my.train"]
 
 
 @pytest.mark.parametrize("ended", ["Failed", "Completed"])
-def test_a_jobset_that_has_ended_is_replaced(ended, tmp_path, program):
-  answer = json.dumps({"status": {"conditions": [{"type": ended, "status": "True"}]}})
+def test_a_jobset_that_has_ended_is_replaced(ended, tmp_path, program, capsys):
+  condition = {"type": ended, "status": "True", "message": "jobset ended because"}
+  answer = json.dumps({"status": {"conditions": [condition]}})
   calls, file = applied(tmp_path, program, answer)
   assert calls.index("delete") < calls.index("apply") and file.exists()
+  assert "jobset ended because" in capsys.readouterr().err
+  assert gke.main(["status", *COMMAND]) == 0 and "jobset ended because" in capsys.readouterr().out
 
 
 def test_a_jobset_that_runs_is_left_alone(tmp_path, program, capsys):
@@ -121,6 +129,43 @@ def test_errors_of_kubectl_have_classes(error, code, program, capsys):
   program("kubectl", f"echo '{error}' >&2; exit 1")
   assert gke.main(["start", *GKE, *COMMAND]) == code
   assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("main, name", [(gke.main, "kubectl"), (sky.main, "sky")])
+def test_a_program_that_hangs_or_answers_nonsense_ends_in_one_line(main, name, program, capsys, monkeypatch):
+  monkeypatch.setattr(commands, "ASK_SECONDS", 0.3)
+  monkeypatch.setattr(commands, "_KILL_SECONDS", 0.1)
+  program(name, "sleep 600 & wait")
+  begin = time.monotonic()
+  assert main(["status", *COMMAND]) == 69 and time.monotonic() - begin < 20
+  assert "no answer within 0.3 s" in (err := capsys.readouterr().err) and len(err.splitlines()) == 1
+  program(name, "echo '<html>'")
+  assert main(["status", *COMMAND]) == 69
+  assert "expected JSON" in (err := capsys.readouterr().err) and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+  "path",
+  [
+    "/",
+    "//",
+    "/tmp",
+    "/tmp/",
+    "/etc/x",
+    "/dev/shm",
+    "/dev/shm/../x",
+    "/dev/shm/..",
+    "scratch",
+    "/mnt/disks",
+    "/home/me",
+  ],
+)
+def test_a_directory_of_the_system_is_not_opened_to_all(path, program, capsys):
+  calls = program("kubectl")
+  assert gke.main(["start", "--image=i", f"--host_directory={path}", *COMMAND]) == 2
+  assert f"--host_directory={path}: expected a directory of the job's own" in capsys.readouterr().err
+  with pytest.raises(FileNotFoundError):
+    calls()
 
 
 def test_dry_runs_print_and_do_nothing(program, capsys, monkeypatch):
@@ -166,6 +211,11 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
     (gke.main, ["begin", *COMMAND], "begin"),
     (sky.main, ["start", "--secret=NO_SUCH_VARIABLE", *COMMAND], "NO_SUCH_VARIABLE"),
     (sky.main, ["start", "--", "python", "x.py", "--workdir=run"], "gs://"),
+    (gke.main, ["start", "--image=x", *TRAIN, "--config=configs/no.py"], "--config=configs/no.py: no such recipe"),
+    (sky.main, ["start", "--dry_run", *TRAIN, "--config=configs/no.py"], "--config=configs/no.py: no such recipe"),
+    (gke.main, ["start", "--image=x", *TRAIN, "--config=docs/recipe.py"], "the hosts get t5x_like/, configs/"),
+    (sky.main, ["start", *TRAIN, "--config=/tmp/recipe.py"], "the hosts get the files of this project only"),
+    (sky.main, ["start", "--env=GITHUB_PAT=1", *COMMAND], "GITHUB_PAT: looks like a secret"),
   ],
 )
 def test_what_cannot_start_is_refused_in_one_line(main, argv, words, capsys):
@@ -178,6 +228,12 @@ def test_the_workdir_is_the_one_that_the_command_takes():
   for words in (("--workdir", "gs://b/run"), ("--workdir=gs://b/old", "--workdir=gs://b/run")):
     parsed = commands.parse(commands.parser("", ("start",)), ["start", "--", "python", *words, "--config=x"])
     assert commands.job(parsed).workdir == "gs://b/run"
+
+
+def test_a_command_is_not_checked_on_demand(tmp_path, program):
+  program("kubectl", f'case "$1" in apply) cat > {tmp_path}/manifest ;; esac')
+  assert gke.main(["start", "--image=i", "--unchecked", *TRAIN, "--config=/own/recipe.py"]) == 0
+  assert "/own/recipe.py" in (tmp_path / "manifest").read_text()
 
 
 def test_the_image_has_what_the_manifest_runs():
@@ -210,6 +266,15 @@ def test_what_is_wrong_with_a_host_is_said_in_one_line(tmp_path, capsys):
     assert preflight.main(flags) == 2
     err = capsys.readouterr().err
     assert words in err and len(err.splitlines()) == 1, err
+
+
+def test_a_check_that_hangs_ends():
+  program = (
+    "import time; from launch import preflight; preflight.check_host = lambda args: time.sleep(600)\n"
+    "preflight.main(['--workdir=/tmp/x', '--seconds=0.1'])"
+  )
+  done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=300)
+  assert done.returncode == 69 and "not done within 0.1 s" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_two_hosts_are_checked_together(tmp_path):

@@ -14,7 +14,11 @@ from launch import commands, tpu_vm
 pytestmark = pytest.mark.runs
 
 WORKDIR = "--workdir=memory://bucket/runs/T5 base"
+TRAIN = ("--", "python", "-m", "t5x_like.train")
 FLAGS = ("--project=p", "--zone=z", "--accelerator_type=v5litepod-8", "--spot")
+
+
+SAVES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(60)"
 
 
 @pytest.fixture
@@ -32,10 +36,11 @@ def cloud(tmp_path, monkeypatch):
   monkeypatch.setattr(tpu_vm, "_POLL_SECONDS", 0.2)
   monkeypatch.setattr(tpu_vm, "_RETRY_SECONDS", 0.01)
   monkeypatch.setattr(tpu_vm, "_package", lambda: EMPTY_TAR)
+  monkeypatch.setattr(tpu_vm, "_LOGS", tmp_path / "logs")
 
-  def prepare(states=(("ACTIVE",),), hosts=2, create_errors=(), unreachable=None, describe_errors=()):
-    plan = {"states": states, "hosts": hosts, "create_errors": create_errors, "unreachable": unreachable or {}}
-    plan["describe_errors"] = describe_errors
+  def prepare(states=(("ACTIVE",),), hosts=2, **changes):
+    plan = {"states": states, "hosts": hosts, "unreachable": {}, "hangs": {}, "reason": None, "created": None}
+    plan |= {"create_errors": [], "describe_errors": [], "delete_errors": []} | changes
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "state.json").write_text(json.dumps({"queued": {}}))
     return lambda *kind: [
@@ -58,8 +63,10 @@ def empty_tar():
 EMPTY_TAR = empty_tar()
 
 
-def start(*flags, program="pass", words=(), action="start"):
-  return tpu_vm.main([action, *FLAGS, *flags, "--", "python", "-c", program, WORKDIR, *words])
+def start(*flags, program="pass", words=(), action="start", keep=True):
+  """Runs the launcher; with `keep`, the hosts and their files outlast the job."""
+  kept = ("--keep",) if keep else ()
+  return tpu_vm.main([action, *FLAGS, *kept, *flags, "--", "python", "-c", program, WORKDIR, *words])
 
 
 def host_files(cloud, name):
@@ -74,12 +81,16 @@ def test_a_job_runs_on_all_hosts_and_again_goes_on(cloud, capsys):
   assert all(file.read_text().endswith("-e project[tpu]\n") for file in cloud.folder.glob("host-*/installed"))
   (created,) = calls("queued-resources", "create")
   assert "--spot" in created and "--node-id=t5-base-506d7fdd" in created, created
-  assert "waiting_for_resources" in capsys.readouterr().err
+  err = capsys.readouterr().err
+  assert "waiting_for_resources" in err and not calls("queued-resources", "delete")
+  assert "is billed until it is deleted: gcloud compute tpus queued-resources delete t5-base" in err
   assert start(program="print('more')") == 0  # the slice is there
   assert len(calls("queued-resources", "create")) == 1
   assert all("more" in log for log in host_files(cloud, "log")), host_files(cloud, "log")
   assert start(action="status") == 0 and capsys.readouterr().out.count(": exit 0") == 2
   assert start(action="logs") == 0 and "trained" in capsys.readouterr().out
+  assert start(action="stop", keep=False) == 0 and not queued(cloud)  # without a launcher that watches
+  assert len(calls("queued-resources", "delete")) == 1
   assert start(action="delete") == 0 and start(action="status") == 0
   assert "no such slice" in capsys.readouterr().out
 
@@ -130,7 +141,7 @@ def test_hosts_that_cannot_be_reached_are_tried_again_by_themselves(cloud, capsy
 
 def test_a_host_that_stays_away_ends_it(cloud, capsys):
   cloud(unreachable={"1": 99})
-  assert start() == 69
+  assert start("--restarts=1") == 69
   assert "worker 1 of t5-base" in capsys.readouterr().err
 
 
@@ -153,6 +164,103 @@ def test_exit_codes_decide_about_restarts(code, starts, cloud, capsys):
   assert start("--restarts=1", program=program) == code
   assert [log.count("start") for log in host_files(cloud, "log")] == [starts] * 2
   assert f"failed with exit code {code}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_slice_is_deleted_when_its_job_ends(code, cloud, capsys):
+  calls = cloud()
+  assert start(keep=False, program=f"import sys; print('worked'); sys.exit({code})") == code
+  assert len(calls("queued-resources", "delete")) == 1 and not queued(cloud)
+  assert "is deleted and no longer billed" in capsys.readouterr().err
+  logs = [path.read_text() for path in (cloud.folder.parent / "logs").glob("*/*.log")]
+  assert len(logs) == 2 and all("worked" in log for log in logs)
+
+
+def test_a_slice_that_cannot_be_deleted_is_no_success(cloud, capsys, monkeypatch):
+  monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0")
+  cloud(delete_errors=["INTERNAL: 503 try again"] * 9)
+  assert start(keep=False) == 69
+  assert "cannot be deleted" in (err := capsys.readouterr().err) and "is billed until it is deleted" in err
+
+
+def test_a_slice_that_another_command_deletes_is_not_asked_for_again(cloud, capsys):
+  calls = cloud()
+  codes = []
+  program = "import os, time; open(os.path.expanduser('~/up'), 'w'); time.sleep(30)"
+  thread = threading.Thread(target=lambda: codes.append(start(program=program)))
+  thread.start()
+  while len(list(cloud.folder.glob("host-*/up"))) < 2:
+    time.sleep(0.05)
+  assert start(action="delete") == 0
+  thread.join(20)
+  assert codes == [75] and len(calls("queued-resources", "create")) == 1
+  assert "another command has deleted the slice" in capsys.readouterr().err
+
+
+def test_a_run_saves_and_its_slice_goes_at_the_end_of_its_lifetime(cloud, capsys):
+  calls = cloud(created="2020-01-01T00:00:00.123456789Z")
+  handler = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75)))"
+  program = f"import signal, sys, time; {handler}; time.sleep(30)"
+  assert start(keep=False, program=program) == 75
+  assert "168 hours are over (--max_hours)" in capsys.readouterr().err
+  assert len(calls("queued-resources", "create")) == 1 and not queued(cloud)
+
+
+@pytest.mark.parametrize("hours, program", [(168, "pass"), (1e-5, SAVES)])
+def test_the_first_host_deletes_a_slice_that_nobody_watches(hours, program, cloud, monkeypatch):
+  """After the job, and at the end of its lifetime with a save before; the launcher is gone as soon as the job runs."""
+  monkeypatch.setattr(tpu_vm, "_GUARD_POLL_SECONDS", 0.1)
+  monkeypatch.setattr(tpu_vm, "_GUARD_WAIT_SECONDS", 1)
+  monkeypatch.setattr(tpu_vm, "_codes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+  calls = cloud()
+  assert start(f"--max_hours={hours}", keep=False, program=program) == 130
+  deadline = time.monotonic() + 30
+  while queued(cloud) and time.monotonic() < deadline:
+    time.sleep(0.1)
+  (deleted,) = calls("queued-resources", "delete")
+  assert {"--force", "--async"} <= set(deleted)
+
+
+def test_requests_that_fail_have_an_end_and_a_reason(cloud, capsys, monkeypatch):
+  waits = []
+  monkeypatch.setattr(tpu_vm.Shell, "__init__", shell_that_counts(waits))
+  calls = cloud(states=[["FAILED"]] * 99, reason={"message": "runtime version x is not supported"})
+  assert start("--requests=3") == 2
+  assert len(calls("queued-resources", "create")) == len(calls("queued-resources", "delete")) == 3
+  err = capsys.readouterr().err
+  assert err.count("runtime version x is not supported") == 3 and "request 2 of 3: failed: runtime" in err
+  longest = sorted(waits)[-2:]
+  assert longest[1] == pytest.approx(2 * longest[0])
+
+
+def test_a_request_that_cannot_succeed_is_made_once(cloud, capsys):
+  calls = cloud(states=[["FAILED"]] * 99, reason={"code": 3, "message": "no such type"})
+  assert start() == 2
+  assert len(calls("queued-resources", "create")) == 1 and "no such type" in capsys.readouterr().err
+  assert not queued(cloud)
+
+
+def test_a_host_that_hangs_is_asked_again_and_then_given_up(cloud, capsys, monkeypatch):
+  """On a slice that is taken away meanwhile, the job starts on the next."""
+  monkeypatch.setattr(tpu_vm, "_SSH_SECONDS", 1.0)
+  monkeypatch.setattr(commands, "_KILL_SECONDS", 0.1)
+  calls = cloud(states=[["ACTIVE", "SUSPENDED"], ["ACTIVE"]], hangs={"1": 4})
+  begin = time.monotonic()
+  assert start("--restarts=0") == 0
+  assert time.monotonic() - begin < 30 and len(calls("queued-resources", "create")) == 2
+  assert "no answer within 1 s" in capsys.readouterr().err
+
+
+def queued(cloud):
+  return json.loads((cloud.folder / "state.json").read_text())["queued"]
+
+
+def shell_that_counts(waits):
+  def make(self, dry_run):
+    self.dry_run = dry_run
+    self.sleep = waits.append
+
+  return make
 
 
 @pytest.mark.parametrize("saves", [True, False])
@@ -252,6 +360,14 @@ def test_several_slices_are_one_queued_resource(cloud, capsys):
     (["start", *FLAGS, "--slices=0", "--", "python", "x.py", WORKDIR], "--slices=0"),
     (["start", *FLAGS, "--name=Bad_Name", "--", "python", "x.py", WORKDIR], "--name=Bad_Name"),
     (["start", *FLAGS, "--env=NO_SUCH_VARIABLE", "--", "python", "x.py", WORKDIR], "NO_SUCH_VARIABLE"),
+    (["start", *FLAGS, "--requests=0", "--", "python", "x.py", WORKDIR], "--requests=0"),
+    (["start", *FLAGS, "--max_hours=soon", "--", "python", "x.py", WORKDIR], "--max_hours"),
+    (["start", *FLAGS, "--max_hours=nan", "--", "python", "x.py", WORKDIR], "--max_hours"),
+    (["start", *FLAGS, *TRAIN, "--config=configs/llama/8bb.py", WORKDIR], "did you mean 'configs/llama/8b.py'"),
+    (["start", *FLAGS, *TRAIN, "--config=configs/t5/base.py", WORKDIR, "--config.total_stepz=3"], "total_steps"),
+    (["start", *FLAGS, *TRAIN, "--config=configs/t5/base.py", WORKDIR, "--config.optimizer.name=adamx"], "adamw"),
+    (["start", *FLAGS, *TRAIN, "--config=/tmp/recipe.py", WORKDIR], "put the recipe into configs/"),
+    (["start", *FLAGS, *TRAIN, "--config=configs/t5/base.py", WORKDIR, "--steps=3"], "--steps=3: unknown argument"),
   ],
 )
 def test_what_cannot_start_is_refused_in_one_line(argv, words, capsys):

@@ -1,10 +1,13 @@
 """Real processes meet, or say in one line why not."""
 
+import contextlib
+import json
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -246,3 +249,72 @@ def test_a_first_process_that_does_not_answer_is_transient(answer, kind, said):
 
   with pytest.raises(kind, match=said):
     distributed._read(types.SimpleNamespace(blocking_key_value_get=get), "key", 1, "process 1 is late")
+
+
+KEYED = {"greeting": distributed._GREETING, "key": distributed._key(), "process": 1, "processes": 2}
+
+
+@pytest.mark.parametrize(
+  "message",
+  [
+    {"process": [1]},
+    {"process": {}},
+    {"process": True},
+    {"process": "1"},
+    {"process": 10**30},
+    {"process": -1},
+    {"processes": None},
+    {"processes": 3},
+    {"key": "wrong"},
+    {"key": None},
+    {"key": "\ud800"},
+  ],
+)
+def test_a_stranger_does_not_end_a_job(message):
+  """Process 0 ignores it, and goes on when its own process 1 comes."""
+  assert gathered([json.dumps(KEYED | message).encode(), json.dumps(KEYED).encode()]) is None
+
+
+@pytest.mark.parametrize("content", [b"GET / HTTP/1.1\r\n\r\n", b"", b"[" * 5000, b"\xff\xfe", b"x" * 10_000])
+def test_nonsense_at_the_port_does_not_end_a_job(content):
+  assert gathered([content, json.dumps(KEYED).encode()]) is None
+
+
+def test_a_slow_talker_has_a_few_seconds(monkeypatch):
+  monkeypatch.setattr(distributed, "_GREETING_SECONDS", 0.3)
+  assert gathered([b"{", json.dumps(KEYED).encode()], end=b"") is None
+
+
+def test_a_process_that_is_counted_otherwise_is_named_when_another_is_missing():
+  error = gathered([json.dumps(KEYED | {"processes": 3}).encode()], seconds=1.0)
+  assert isinstance(error, distributed.UserError) and "missing: process 1; process 1 of 3 came" in str(error)
+
+
+def gathered(contents, seconds=20.0, end=b"\n"):
+  """Send lines to process 0 of a job of two, each by a connection of its own; return its error, if any."""
+  port, errors = free_port(), []
+
+  def gather():
+    try:
+      distributed._gather(port, 2, time.monotonic() + seconds, seconds)
+    except Exception as error:
+      errors.append(error)
+
+  thread = threading.Thread(target=gather)
+  thread.start()
+  peers = []
+  for content in contents:
+    while True:
+      try:
+        peers.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+        break
+      except ConnectionRefusedError:
+        time.sleep(0.01)
+    with contextlib.suppress(OSError):
+      peers[-1].sendall(content + (b"\n" if content is contents[-1] else end))
+      if content == b"":
+        peers[-1].close()
+  thread.join(60)
+  for peer in peers:
+    peer.close()
+  return errors[0] if errors else None

@@ -2,14 +2,18 @@
 
 import json
 import re
+import time
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
 import t5x_like as t5x
+from t5x_like import report
 from t5x_like.errors import UserError
 from t5x_like.files.places import place
+from t5x_like.report import page as report_page
 from t5x_like.report.__main__ import main
+from t5x_like.report.charts import Metrics, names, series
 from t5x_like.report.page import write_report
 from t5x_like.report.readable import sample, verdict
 from t5x_like.runtime.process import environment
@@ -133,6 +137,17 @@ def test_runs_are_compared_on_one_page(tmp_path, capsys):
   assert "holds no run" in capsys.readouterr().err
 
 
+def test_an_index_of_metrics_changes_no_series():
+  rows = [{"step": 2, "a": 1.0}, {"step": 1, "a": 2, "b": None}, {"step": 2, "a": 3.0, "c": float("inf")}]
+  rows += [{"step": 3, "a": "text"}]
+  indexed = Metrics(rows)
+  assert names(indexed) == names(rows) == ["step", "a", "b", "c"]
+  for name in ("a", "b", "c", "none"):
+    for ours, theirs in zip(series(indexed, name), series(rows, name)):
+      assert ours.tolist() == theirs.tolist() and ours.dtype == theirs.dtype
+  assert [part.tolist() for part in series(rows, "a")] == [[1, 2], [2.0, 3.0]]
+
+
 def test_is_a_pure_function_of_the_files(tmp_path):
   fill(tmp_path / "run")
   first = write_report(tmp_path / "run").read_bytes()
@@ -143,6 +158,49 @@ def test_is_a_pure_function_of_the_files(tmp_path):
 def test_an_empty_workdir_has_a_report_too(tmp_path):
   page = write_report(tmp_path).read_text()
   assert "metrics.jsonl is missing or empty" in page and "config.json is missing" in page and "<svg" not in page
+
+
+def test_long_texts_take_no_time_and_are_cut():
+  words = [f"word{number * 7919 % 50}" for number in range(20_000)]
+  long = " ".join(words)
+  begin = time.monotonic()
+  for text in (long, "a" * 1_000_000, "<extra_id_0>" * 100_000):
+    texts = {"input": text, "target": "", "prediction": "", "original": text, "filled": text}
+    shown = sample(texts)
+    assert all(len(part) < 20_000 for _, parts in shown["rows"] for part, _ in parts)
+  assert time.monotonic() - begin < 5
+
+
+def test_words_are_marked_by_a_longest_common_subsequence():
+  texts = {"input": "a <extra_id_0> d", "target": "", "prediction": "", "original": "a b c d", "filled": "a c b d"}
+  shown = sample(texts)
+  assert shown["status"] == "1 of 2 words as in the original" and not shown["good"]
+
+
+def test_a_page_that_fails_or_is_late_is_a_warning(tmp_path, capsys, monkeypatch):
+  (tmp_path / "config.json").write_text("{")
+  assert report.write_page(tmp_path) is None
+  out = capsys.readouterr().out
+  assert out.startswith(f"warning: {tmp_path}/report.html: not written: UserError: {tmp_path}/config.json: not a JSON")
+  monkeypatch.setattr(report, "PAGE_SECONDS", 1)
+  monkeypatch.setattr(report_page, "write_report", lambda workdir: time.sleep(60))
+  beats = []
+  assert report.write_page(tmp_path, "gs://bucket/run", beats.append) is None
+  expected = "warning: gs://bucket/run/report.html: not written: not done within 1 s"
+  assert capsys.readouterr().out.startswith(expected) and beats
+
+
+def test_no_page_shows_secrets(tmp_path, capsys):
+  trackers = {"mlflow": {"uri": "http://me:LEAK@host", "api_token": "LEAK"}}
+  config = {"trackers": trackers, "task": {"store": "s3://LEAK:LEAK@bucket/x", "key": "image"}}
+  for name in ("a", "b"):
+    fill(tmp_path / name)
+    config["task"]["length"] = name
+    (tmp_path / name / "config.json").write_text(json.dumps(config))
+  page = write_report(tmp_path / "a").read_text()
+  assert "LEAK" not in page and "http://***@host" in page and ">image<" in page.replace(" ", "").replace("\n", "")
+  assert main([str(tmp_path / "a"), str(tmp_path / "b"), f"--output={tmp_path / 'both.html'}"]) == 0
+  assert "LEAK" not in (tmp_path / "both.html").read_text()
 
 
 def test_a_long_run_makes_a_small_page(tmp_path):

@@ -27,7 +27,8 @@ from t5x_like.errors import NumericError, UserError, door
 from t5x_like.files import checked_json, outputs
 from t5x_like.files.places import directory
 from t5x_like.report.writer import read_metrics
-from tools.ladder import fitting, page, sizes
+
+from . import fitting, page, sizes
 
 
 @dataclasses.dataclass(frozen=True)

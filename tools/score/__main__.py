@@ -30,8 +30,9 @@ from t5x_like.files import outputs
 from t5x_like.metrics import resampling
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.texts import METRICS
-from tools.score.benchmarks import BENCHMARKS, Benchmark
-from tools.score.files import IDS
+
+from .benchmarks import BENCHMARKS, Benchmark
+from .files import IDS
 
 _FLAGS = ("references", "predictions", "compare", "bootstrap", "seed", "output")
 _SUITES = {"glue": glue.SUITE, "superglue": superglue.SUITE}

@@ -23,8 +23,9 @@ from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.squad import AnswersOrNone, LocalAnswers
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 from t5x_like.metrics.texts import METRICS
-from tools.score.choices import Choices, of_row
-from tools.score.files import Given, Row, form, predictions, records, rows
+
+from .choices import Choices, of_row
+from .files import Given, Row, form, predictions, records, rows
 
 Invalid = Literal["refuse", "wrong"]  # predictions that are not labels: stop, or count them as wrong
 LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")

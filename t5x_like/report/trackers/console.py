@@ -13,6 +13,8 @@ _EVERY_SECONDS = 10
 _SHOWN = (
   "train/loss",
   "train/accuracy",
+  "train/margin",
+  "train/reward",
   "train/learning_rate",
   "train/gradient_norm",
   "train/seconds_per_step",

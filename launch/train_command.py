@@ -1,0 +1,90 @@
+"""Checks a train command on this machine, before a launcher creates anything that costs money."""
+
+import contextlib
+import pathlib
+from collections.abc import Sequence
+
+from launch import commands
+from t5x_like import recipes
+from t5x_like.config import check_values
+from t5x_like.errors import UserError
+
+_MODULE = "t5x_like.train"
+_ANY_SIZE = 128  # in place of a vocabulary's, which may lie where only the hosts read
+
+
+def check(command: Sequence[str], directory: str = "", folders: Sequence[str] | None = None) -> None:
+  """Check that the recipe of a train command exists and that its flags and keys resolve; read no data and no weights.
+
+  A command that does not run `t5x_like.train` is not checked.
+
+  Args:
+    directory: where the command runs, if this machine has it; default: this project.
+    folders: folders of this project that reach the hosts, () for the whole project; None if the hosts share a disk.
+  Raises:
+    UserError: as the training program itself would, or the recipe does not reach the hosts.
+  """
+  flags = train_flags(command)
+  if flags is None:
+    return
+  place = pathlib.Path(directory or commands.ROOT)
+  if not place.is_dir():
+    place = commands.ROOT
+  with contextlib.chdir(place):
+    _check_flags(flags, folders)
+
+
+def train_flags(command: Sequence[str]) -> list[str] | None:
+  """Return the flags of `python -m t5x_like.train …` or `t5x-like train …`; None of another program."""
+  words = list(command)
+  for index, (word, after) in enumerate(zip(words, words[1:])):
+    if word == "-m" and after == _MODULE:
+      return words[index + 2 :]
+    if pathlib.PurePath(word).name == "t5x-like" and after == "train":
+      return words[index + 2 :]
+  return None
+
+
+def _check_flags(flags: list[str], folders: Sequence[str] | None) -> None:
+  from t5x_like import train
+
+  for flag in flags:
+    if flag.partition("=")[0] in ("-h", "--help", "--list"):
+      raise UserError(f"the train command: found {flag}, expected flags that train")
+  args, overrides, window = train.parse(flags)
+  file = pathlib.Path(args.config.partition(":")[0])
+  if folders is not None:
+    _check_reaches_hosts(file, folders)
+  config = recipes.load(args.config, overrides)
+  train.check_window(args.profile, window, config)
+  check_values(config)
+  _check_slots(config)
+
+
+def _check_reaches_hosts(file: pathlib.Path, folders: Sequence[str]) -> None:
+  """Refuse a recipe outside of what is copied, which no host would find."""
+  is_copied = not file.is_absolute() and ".." not in file.parts
+  if folders:
+    is_copied = is_copied and file.parts[:1] != () and file.parts[0] in folders
+  if not is_copied:
+    places = ", ".join(f"{folder}/" for folder in folders) or "the files"
+    raise UserError(
+      f"--config={file}: the hosts get {places} of this project only; put the recipe into configs/, or leave the check"
+      " out with --unchecked"
+    )
+
+
+def _check_slots(config) -> None:
+  """Resolve a config as the run would, without what only the hosts may read: other runs, stores and vocabularies."""
+  from t5x_like import objectives, slots
+  from t5x_like.data import tasks
+  from t5x_like.training.resolve import resolve
+
+  slots.find("config.task.name", config.task.get("name"), tasks, "task")
+  objective = slots.find("config.objective.name", config.objective.get("name"), objectives, "Objective")
+  if config.init or objective.teacher:
+    return
+  if config.model.get("vocab_size") == "auto":
+    with config.model.ignore_type():
+      config.model.vocab_size = _ANY_SIZE
+  resolve(config, platform="tpu")

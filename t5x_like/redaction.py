@@ -1,0 +1,116 @@
+"""Replace secrets by *** in text that is printed or written where others read it.
+
+A secret is recognised by the name of its variable, flag or key (`PGPASS`, `--api_key`, `"token"`), by its place in an
+address (`https://user:password@host`), or by its own form (`hf_…`, `ghp_…`, a JSON web token). The rule errs on the
+side of hiding too much.
+"""
+
+import re
+from typing import Any
+
+MASK = "***"
+
+_LAST_PARTS = (
+  "token|secret|pass|passwd|password|passphrase|passcode|pwd|credential|credentials|apikey|accesskey|secretkey"
+  "|privatekey|auth|cookie|dsn|netrc"
+)
+_WHOLE_PARTS = "key|keys|pat|pw|sas|sig|signature|secrets|authorization|bearer|jwt|cred|creds"
+# `TOKENIZERS_PARALLELISM` and `max_tokens` are no secrets; `HFTOKEN` and `GITHUB_PAT2` are.
+_SECRET_PART = re.compile(rf"(?i)(?:\w*(?:{_LAST_PARTS})|{_WHOLE_PARTS})\d*")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+_QUOTED = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\"(?:(?!\\").)*\\"|\\."""  # \"…\": of a script in JSON
+_SHELL_VALUE = rf"""(?:{_QUOTED}|[^\s'"\\])+"""  # quoted and plain pieces in a row are one word of a shell
+_ASSIGNMENT = re.compile(rf"([A-Za-z_][\w.-]*)=({_SHELL_VALUE})")
+_FLAG = re.compile(rf"(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+)(?!-)({_SHELL_VALUE})")
+_ENTRY = re.compile(rf"""(["'])([A-Za-z_][\w.-]*)\1(\s*:\s*)({_QUOTED}|[^\s,{{}}\[\]]+)""")
+_HEADER = re.compile(r"(?i)\b((?:authorization|cookie)\s*:\s*(?:bearer|basic|token)?\s*)[^\s'\",;]+")
+_SCHEME = re.compile(r"(?i)\b((?:bearer|basic)\s+)[\w+/=.~-]{16,}")
+_USER = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)(?:[^\s/?#<>:]*:[^\s<>]*|[^\s/?#<>]*)@")
+_USER_IN_WORD = re.compile(r"(?is)\b([a-z][a-z0-9+.-]*://)(?:[^/?#]*|.*:.*)@")
+# Of an address that is opened again: `hf://model@revision` and `gs://bucket/a:b@c` name no user.
+_STRICT_USER = re.compile(r"(?i)\b((?:https?|ftps?)://(?=[^/?#\s]*@)|[a-z][a-z0-9+.-]*://(?=[^/?#\s@]*:))[^/?#\s]*@")
+_QUERY = re.compile(r"(?<=[?&])([A-Za-z_][\w.-]*)=([^&#\s]+)")
+_KNOWN = re.compile(
+  r"\b(?:hf_[A-Za-z0-9]{16,}|gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}"
+  r"|xox[abpr]-[\w-]{8,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|ya29\.[\w.-]{16,}|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]*)"
+)
+
+
+def is_secret_name(name: str) -> bool:
+  """Return whether a variable, flag or key of this name holds a secret."""
+  parts = re.split(r"[^A-Za-z0-9]+", _CAMEL.sub("_", name))
+  return any(_SECRET_PART.fullmatch(part) for part in parts)
+
+
+def redact(text: str) -> str:
+  """Return text with its secrets replaced by `***`: a command, a script, a message, JSON or an address."""
+  text = _USER.sub(rf"\1{MASK}@", text)
+  text = _KNOWN.sub(MASK, text)
+  text = _HEADER.sub(rf"\1{MASK}", text)
+  text = _SCHEME.sub(rf"\1{MASK}", text)
+  text = _ENTRY.sub(_redact_entry, text)
+  text = _FLAG.sub(_redact_flag, text)
+  return _ASSIGNMENT.sub(_redact_assignment, text)
+
+
+def redact_word(word: str) -> str:
+  """Return one word of a command, or one value, with its secrets replaced: spaces and quotes are part of it."""
+  name, equals, value = word.partition("=")
+  if equals and is_secret_name(name) and re.fullmatch(r"[\w.-]+", name):
+    return f"{name}={MASK}"
+  return redact(_USER_IN_WORD.sub(rf"\1{MASK}@", word))
+
+
+def redact_tree(value: Any, name: str = "") -> Any:
+  """Return nested dicts and lists with their secrets replaced, by their keys and as `redact_word`."""
+  if isinstance(value, dict):
+    return {key: redact_tree(item, str(key)) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return [redact_tree(item, name) for item in value]
+  if not isinstance(value, str):
+    return value
+  if value and is_secret_name(name):
+    return MASK
+  return redact_word(value)
+
+
+def redact_config(config: dict[str, Any]) -> dict[str, Any]:
+  """Return a run's config to save or show: without secrets in addresses anywhere, nor by name in `trackers`.
+
+  Other keys keep their values, for a run is opened again by them: a field called `key` is no secret.
+  """
+  trackers = {"trackers": redact_tree(config["trackers"])} if "trackers" in config else {}
+  return _redact_addresses(config) | trackers
+
+
+def _redact_addresses(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {key: _redact_addresses(item) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return type(value)(_redact_addresses(item) for item in value)
+  if isinstance(value, str):
+    value = _STRICT_USER.sub(rf"\1{MASK}@", value)
+    return _QUERY.sub(_redact_assignment, value)
+  return value
+
+
+def _redact_assignment(match: re.Match) -> str:
+  name, value = match.groups()
+  if is_secret_name(name):
+    return f"{name}={MASK}"
+  return f"{name}={_ASSIGNMENT.sub(_redact_assignment, value)}"
+
+
+def _redact_flag(match: re.Match) -> str:
+  flag, space, value = match.groups()
+  if is_secret_name(flag):
+    return f"{flag}{space}{MASK}"
+  return match[0]
+
+
+def _redact_entry(match: re.Match) -> str:
+  quote, name, colon, _ = match.groups()
+  if is_secret_name(name):
+    return f'{quote}{name}{quote}{colon}"{MASK}"'
+  return match[0]

@@ -1,0 +1,66 @@
+"""What objectives declare for reports, and what is said of one that lacks a part."""
+
+import json
+import types
+
+import pytest
+
+from t5x_like import objectives, slots
+from t5x_like.errors import UserError
+from t5x_like.objectives import check_declarations, evaluate
+from t5x_like.report.charts import charts
+from t5x_like.report.page import loss_unit, metrics
+
+OLDER = ("eval/a/loss", "eval/a/unigram_entropy", "eval/a/perplexity")
+BUILT_IN = slots.names(objectives)
+# The metric `loss` is -log p of the targets, and nothing else.
+LIKELIHOODS = {"decoder", "encoder_decoder", "mlm", "permutation_lm", "tagging", "multiple_choice", "patch_colours"}
+LIKELIHOODS |= {"electra", "multi_token", "span_boundary", "token_distillation", "cached_distillation", "gpt1"}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_only_likelihoods_have_an_entropy_and_a_perplexity(name):
+  objective = slots.find("config.objective.name", name, objectives, "Objective")
+  if name not in ("classification", "distillation"):  # these have it by a setting
+    assert objective.likelihood == (name in LIKELIHOODS)
+  assert not objective.likelihood or objective.unit
+  assert loss_unit({"objective.name": name}) == objective.unit
+
+
+@pytest.mark.parametrize("name", ["classification", "distillation"])
+def test_classes_have_an_entropy_where_the_loss_is_a_softmax(name):
+  objective = slots.find("config.objective.name", name, objectives, "Objective")
+  assert objective().likelihood and not objective(loss="sigmoid").likelihood
+
+
+def test_an_objective_of_ones_own_has_no_unit_of_ours():
+  assert loss_unit({"objective.name": "my.module:Objective"}) == "" and loss_unit({}) == ""
+
+
+@pytest.mark.parametrize("name, names", [("dpo", {"step", "eval/a/loss"}), ("decoder", {"step", *OLDER})])
+def test_pages_of_older_runs_show_no_entropy_of_other_losses(name, names, tmp_path):
+  (tmp_path / "metrics.jsonl").write_text(json.dumps(dict.fromkeys(OLDER, 1.0) | {"step": 1}) + "\n")
+  assert set(metrics(tmp_path, {"objective.name": name})[0]) == names
+
+
+def test_the_chart_of_the_loss_has_its_unit():
+  rows = [{"step": step, "train/loss": 1.0, "train/margin": 0.1, "train/accuracy": 0.5} for step in range(1, 5)]
+  drawn = charts(rows, "nats per pair of answers")
+  assert [chart["title"] for chart in drawn] == ["Loss", "Accuracy", "Margin of preferred answers"]
+  assert "nats per pair of answers" in drawn[0]["svg"]
+  assert "nats" not in charts(rows)[0]["svg"]
+
+
+def test_a_sum_or_declaration_that_is_missing_is_one_line():
+  class Hinge(objectives.Base):
+    beside = ("decoder_input_tokens",)
+    targets = "label"
+
+  with pytest.raises(UserError, match="my:Hinge declares no 'weights'"):
+    check_declarations("my:Hinge", Hinge())
+  with pytest.raises(UserError, match="expected a subclass of t5x_like.objectives.Base"):
+    check_declarations("my:Hinge", types.SimpleNamespace())
+  with pytest.raises(UserError, match="returned the sums loss, correct, expected `weights` among them"):
+    evaluate(lambda model, batch, key: (1.0, {"loss": 1.0, "correct": 2.0}), None, {})
+  with pytest.raises(UserError, match=r"returned float, expected \(loss sum, sums\)"):
+    evaluate(lambda model, batch, key: 1.0, None, {})

@@ -1,0 +1,62 @@
+"""No control character of data reaches a terminal: errors, warnings, reports of skipped records, answers."""
+
+import io
+import logging
+
+import pytest
+
+from t5x_like.corpora.job import skips
+from t5x_like.errors import UserError, door
+from t5x_like.inference import terminal
+from t5x_like.runtime import process
+from t5x_like.terminal_text import visible
+
+EVIL = "a\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b1m\u202e\r\x08b"
+
+
+@pytest.mark.parametrize("text", ["tab\tand\nline", "é世界 – “x” 🙂", "\\x1b"])
+def test_text_stays(text):
+  assert visible(text) == text
+
+
+def test_controls_become_escapes():
+  assert visible("\x1b[2J\x00\u2028") == r"\x1b[2J\x00\u2028"
+  assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in visible(EVIL))
+
+
+def test_an_error_of_data_is_printed_without_them(capsys):
+  @door
+  def main():
+    raise UserError(f"in.jsonl: found the field {EVIL}")
+
+  assert main() == 2
+  err = capsys.readouterr().err
+  assert "\x1b" not in err and "\x9b" not in err and r"\x1b]52" in err
+
+
+def test_reasons_in_a_manifest_are_printed_without_them():
+  assert skips({EVIL: 3}).startswith(r", 3 records skipped (a\x1b]52;c;") and "\x1b" not in skips({EVIL: 3})
+
+
+def test_what_is_said_and_warned_of_is_printed_without_them(capsys):
+  process.say(f"3 records skipped ({EVIL})")
+  record = logging.makeLogRecord({"msg": EVIL})
+  assert "\x1b" not in capsys.readouterr().out + process._Formatter("warning: %(message)s").format(record)
+
+
+class Talk:
+  told = EVIL
+
+  def __call__(self, messages, temperature):
+    yield f"– {EVIL}"
+    raise UserError(EVIL)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_answers_are_printed_without_them_in_any_encoding(encoding):
+  content = io.BytesIO()
+  out = io.TextIOWrapper(content, encoding=encoding)
+  terminal.run(Talk(), 0.0, None, io.StringIO(f"hi\nhi again\n/temperature {EVIL}\n/quit\n"), out)
+  said = content.getvalue()
+  assert b"\x1b" not in said and b"\x07" not in said and said.count(b"error: ") == 2
+  assert ("–".encode() in said) == (encoding == "utf-8")
