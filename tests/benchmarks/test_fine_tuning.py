@@ -114,6 +114,7 @@ def test_only_the_head_is_trained_and_only_it_has_a_state(tmp_path):
   assert updates.keys() == built.trained == {name for name in arrays if name.startswith("head/")}
 
 
+@pytest.mark.more
 def test_adapters_and_a_head_for_labels_are_trained_together(tmp_path):
   built = parts(tmp_path, "tuning.name=lora", 'tuning.targets=["*"]', "tuning.rank=2")
   named = params.named_params(built.model)
@@ -121,6 +122,7 @@ def test_adapters_and_a_head_for_labels_are_trained_together(tmp_path):
   assert not any(n.startswith("head/") and n.endswith("lora_a") for n in named)
 
 
+@pytest.mark.more
 @pytest.mark.more
 def test_rates_fall_from_layer_to_layer(tmp_path):
   """Against the same optimizer without it: the update of each layer is that one's, times its rate."""
@@ -265,6 +267,7 @@ def test_a_suite_starts_from_the_step_and_its_details_are_those_of_the_median_ru
   assert "3" in error and "checkpoint" in error
 
 
+@pytest.mark.more
 def test_a_suite_of_several_checkpoints_is_a_table_by_step(pretrained, tmp_path, capsys):
   output, flags = tmp_path / "out", ("--config.total_steps=2", "--config.batch_size=8", "--config.task.length=64")
   suite = [f"--workdir={pretrained}", "--suite=glue", "--tasks=cola", glue(tmp_path), f"--output={output}", *flags]

@@ -28,7 +28,7 @@ def pretrained(request, tmp_path_factory, compiled):
   return request.param, workdir
 
 
-@pytest.mark.parametrize("head", [FEATURES, more.later(TOKENS)], ids=["bilstm", "tokens"])
+@pytest.mark.parametrize("head", [more.later(FEATURES), more.later(TOKENS)], ids=["bilstm", "tokens"])
 def test_a_head_leaves_what_it_reads_and_layers_that_are_not_loaded_are_new(head, pretrained, tmp_path, capsys):
   """BERT's feature-based tagger on the first layer of a run; of a decoder, its left-to-right tagger (table 5)."""
   side, workdir = pretrained

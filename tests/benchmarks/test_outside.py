@@ -45,6 +45,7 @@ def command(pretrained, folder, suite: str, *flags: str) -> list[str]:
   return [*where, "--config.batch_size=8", *flags]
 
 
+@pytest.mark.more
 def test_a_file_gives_its_tasks_their_epochs_rates_seeds_and_lengths(pretrained, tmp_path, capsys):
   (tmp_path / "mine.toml").write_text(TOML)
   words = command(pretrained, tmp_path, f"{tmp_path}/mine.toml", "--evaluations=2", "--no_submission")

@@ -125,7 +125,7 @@ def expected(roots, tmp_path_factory):
   return functools.cache(lambda consumer: consumer(roots["path"], aside))
 
 
-@pytest.mark.parametrize("scheme", [more.later(name) if name == "file" else name for name in SCHEMES])
+@pytest.mark.parametrize("scheme", [name if name in ("memory", "s3") else more.later(name) for name in SCHEMES])
 @pytest.mark.parametrize("consumer", CONSUMERS, ids=lambda consumer: consumer.__name__)
 def test_an_address_does_as_a_path(consumer, scheme, roots, expected, tmp_path):
   if scheme == "s3" and consumer.__name__ in SIZES:
