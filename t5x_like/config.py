@@ -265,7 +265,11 @@ def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigD
     raise UserError(f"{origin}: key {lost[0]!r} is missing; the file is damaged, restore it from a backup")
   if new:
     print(f"{origin}: written before there were {json.dumps(new)}, these defaults, which change nothing", flush=True)
-  return override(ConfigDict(new | {key: saved[key] for key in known if key in saved}), overrides, origin)
+  try:
+    config = ConfigDict(new | {key: saved[key] for key in known if key in saved})
+  except (AttributeError, ValueError) as error:  # a key `__class__`, or with a dot
+    raise UserError(f"{origin}: a key is none of a config ({one_line(error)}); restore it from a backup") from None
+  return override(config, overrides, origin)
 
 
 def check_keys(config: Any, origin) -> None:
@@ -307,7 +311,7 @@ def _override(config: ConfigDict, text: str) -> None:
         del node[argument]
     try:
       node[last] = float(value) if isinstance(old, float) and type(value) is int else value
-    except (ValueError, OverflowError) as error:  # a key with a dot; a whole number beyond any float
+    except (AttributeError, ValueError, OverflowError) as error:  # a key `__class__` or with a dot; too large a number
       raise UserError(f"--config.{key}: found {slots.shown(word)}, which is no value: {one_line(error)}") from None
     if last in ("source", "store") and key.split(".")[0] in ("task", "phases", "evals"):
       kept = changed({name: node[name] for name in node if name != last}, {last: value})
@@ -324,6 +328,9 @@ def place(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
     UserError: there is no such key; the message begins with `says`.
   """
   *path, last = key.split(".")
+  reserved = [part for part in (*path, last) if part.startswith("__")]
+  if reserved:  # `__class__` and the like are Python's
+    raise UserError(f"{says}: found {reserved[0]!r}, which is no key of a config; give another name")
   node, where = config, "config"
   for part in path:
     if isinstance(node, ConfigDict) and node is not config and part not in node:

@@ -15,6 +15,7 @@ from t5x_like.files.places import Place
 SECONDS = 60.0  # after which the lease of a dead process is taken over
 _BEATS = 6  # signs of life during the time after which a silent lease may be taken
 _SETTLING_SECONDS = 0.5
+_ATTEMPTS = 8
 _log = logging.getLogger("t5x_like.files.leases")
 
 
@@ -35,6 +36,7 @@ class Lease:
 
   Raises:
     Held: on entering, if another process holds the lease.
+    TransientError: on entering, if it can be neither made nor read.
   """
 
   def __init__(self, directory: Place, name: str, doing: str, seconds: float | None = None):
@@ -45,8 +47,15 @@ class Lease:
     self._ended, self._beats, self._thread = threading.Event(), 0, None
 
   def __enter__(self) -> "Lease":
-    while not (self._file.create(self._data()) or self._take_over()):
-      pass
+    for attempt in range(_ATTEMPTS):
+      if self._file.create(self._data()) or self._take_over():
+        break
+      time.sleep(0.1 * attempt)
+    else:
+      raise TransientError(
+        f"{self._file}: is there whenever it is to be written, and gone whenever it is read, {_ATTEMPTS} times; remove"
+        " it if it is a link, and run the same command again"
+      )
     self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
     self._thread.start()
     return self

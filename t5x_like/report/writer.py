@@ -54,6 +54,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
     primary: False makes every method do nothing; only one process of a job may write.
     expected: a step up to the resumed one; from it on there must be a line, or lines are gone.
     trackers: opens the trackers, once the file is ready for them; see `report/trackers`.
+    check: called if the file was removed or replaced; raises if another run has taken the workdir, and the file is its.
 
   Attributes:
     missing: the first and the last of the steps up to the resumed one whose lines are gone; None if none are.
@@ -70,7 +71,9 @@ class MetricsWriter(contextlib.AbstractContextManager):
     primary: bool = True,
     expected: int = 0,
     trackers: Callable[[], Sequence] = tuple,
+    check: Callable[[], None] = lambda: None,
   ):
+    self._check = check
     self._file, self.missing, self._trackers = None, None, ()
     self._last_step = 0  # with a line in the file
     self._size = 0  # of the file after the last write
@@ -144,6 +147,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
       change = "removed"
     if change is None:
       return
+    self._check()
     self._file.close()
     self._path.parent.mkdir(parents=True, exist_ok=True)
     content = local.content(self._path) or b""

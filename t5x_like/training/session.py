@@ -178,6 +178,7 @@ class Session(contextlib.AbstractContextManager):
       resume_step=step,
       primary=self._primary,
       expected=expected,
+      check=self.check,
       trackers=lambda: [tracker.open(self.workdir, name, step, self.identity) for tracker in self._trackers],
     )
     if missing := self._writer.missing:

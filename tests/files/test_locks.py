@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from t5x_like.errors import TransientError
 from t5x_like.files import leases, locks
 from t5x_like.files.locks import Held
 from t5x_like.files.places import place
@@ -78,6 +79,13 @@ def test_a_lease_of_a_process_that_is_gone_is_taken_at_once(content, tmp_path):
   began = time.monotonic()
   with lease_on(tmp_path, 30):
     assert time.monotonic() - began < 4
+
+
+def test_a_lease_that_can_be_neither_made_nor_read_is_given_up(tmp_path, monkeypatch):
+  (tmp_path / "lease").symlink_to(tmp_path / "nowhere")
+  monkeypatch.setattr("time.sleep", lambda seconds: None)
+  with pytest.raises(TransientError, match="lease: is there whenever"), lease_on(tmp_path, 30):
+    pass
 
 
 def taken(path):

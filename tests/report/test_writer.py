@@ -16,7 +16,7 @@ import termios
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from t5x_like.errors import UserError
+from t5x_like.errors import TransientError, UserError
 from t5x_like.report.trackers import console
 from t5x_like.report.writer import MetricsWriter, read_metrics
 
@@ -160,6 +160,18 @@ def test_a_file_that_changes_under_the_run_is_told_and_gone_on_with(change, word
   (record,) = caplog.records
   assert f"metrics.jsonl: was {word} while the run writes to it" in record.message
   assert ("steps 1 to 3 are lost" in record.message) == (present == [])
+
+
+def test_a_file_that_another_run_has_replaced_gets_no_line(tmp_path):
+  def check():
+    raise TransientError("another process has taken the workdir over")
+
+  writer = MetricsWriter(tmp_path, resume_step=0, check=check)
+  writer.write(1, {"train/loss": 1.0})
+  MetricsWriter(tmp_path, resume_step=0).close()
+  with pytest.raises(TransientError, match="taken the workdir over"):
+    writer.write(2, {"train/loss": 1.0})
+  assert read_metrics(tmp_path) == []
 
 
 def test_a_file_that_was_removed_after_its_last_line_is_marked_too(tmp_path):

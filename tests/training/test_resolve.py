@@ -102,3 +102,17 @@ def test_a_config_saved_before_a_key_has_its_default(capsys):
   assert capsys.readouterr().out.startswith('w/config.json: written before there were {"recompute_every": 0, "sel')
   with pytest.raises(UserError, match="key 'task' is missing; the file is damaged"):
     config_lib.restored({"model": {}}, [], "w/config.json")
+
+
+@pytest.mark.parametrize(
+  "override", ['mesh={"__class__": 1}', "mesh.__class__.x=1", "__class__=3", 'evals={"a": {"__class__": 2}}']
+)
+def test_names_of_python_are_no_keys(override):
+  with pytest.raises(UserError, match="^--config.*__class__"):
+    recipes.load("tests/recipes/nano.py", [override])
+
+
+def test_a_saved_config_with_a_name_of_python_is_refused():
+  saved = recipes.load("tests/recipes/nano.py").to_dict()
+  with pytest.raises(UserError, match="^w/config.json: .*__class__ cannot be overridden.*restore it from a backup"):
+    config_lib.restored(saved | {"mesh": {"__class__": 1}}, [], "w/config.json")
