@@ -1,5 +1,6 @@
 """Cloud TPU VMs through a gcloud that is ours: hosts are folders in which what is sent to them runs."""
 
+import fcntl
 import json
 import pathlib
 import subprocess
@@ -252,7 +253,9 @@ def test_a_host_that_hangs_is_asked_again_and_then_given_up(cloud, capsys, monke
 
 
 def queued(cloud):
-  return json.loads((cloud.folder / "state.json").read_text())["queued"]
+  with (cloud.folder / "lock").open("w") as lock:  # of the calls of gcloud
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return json.loads((cloud.folder / "state.json").read_text())["queued"]
 
 
 def shell_that_counts(waits):
