@@ -486,6 +486,8 @@ def start(slices: Slices, job: Job, restarts: int) -> int:
     say(f"no longer watching {job.name}, which the same command does again")
     if slices.exists:
       say(slices.billed())
+    if slices.exists and not slices.args.keep:
+      say("once the job runs, the first host deletes the slice an hour after its end, if its service account may")
     return _INTERRUPTED
   except Exception:
     if slices.exists:

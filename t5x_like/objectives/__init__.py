@@ -49,10 +49,19 @@ def evaluate(objective: "Base", model: Any, batch: dict, key: Any = None) -> tup
   """Return (loss sum, sums) of a batch.
 
   Raises:
-    UserError: the objective returns something else, or no sum `weights`.
+    UserError: the objective reads a feature that the batch lacks, or returns something else, or no sum `weights`.
   """
-  outcome = objective(model, batch, key)
   name = type(objective).__module__
+  try:
+    outcome = objective(model, batch, key)
+  except KeyError as error:
+    feature = error.args[0] if error.args else ""
+    if not isinstance(feature, str) or feature in batch:
+      raise
+    raise UserError(
+      f"config.objective.name: {name} looked for {feature!r}, found the features {', '.join(batch)}; declare in `also`"
+      " what it reads of a batch, and return the sum `weights`"
+    ) from error
   if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], dict)):
     raise UserError(f"config.objective.name: {name} returned {type(outcome).__name__}, expected (loss sum, sums)")
   if "weights" not in outcome[1]:

@@ -17,6 +17,7 @@ from t5x_like import slots
 from t5x_like.nn.attention import CAUSAL, Attention
 from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.nn.cores.dense import Dense
+from t5x_like.objectives import evaluate
 from t5x_like.objectives._cross_entropy import COLUMNS
 from t5x_like.parallel import distributed
 from t5x_like.runtime import compile_cache, process
@@ -138,7 +139,7 @@ def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct
   """
   if trained is not None:
     return slots.module("frozen", "t5x_like.training").step_flops(dense(model), objective, batch, trained)
-  return 3.0 * forward_flops(lambda model, batch: objective(model, batch, None)[0], dense(model), batch)
+  return 3.0 * forward_flops(lambda model, batch: evaluate(objective, model, batch)[0], dense(model), batch)
 
 
 def dense(model):

@@ -13,6 +13,7 @@ from jax.extend import core
 
 from t5x_like.nn import params
 from t5x_like.nn.attention import CAUSAL
+from t5x_like.objectives import evaluate
 from t5x_like.training import compilation
 
 Flags = list[bool]  # of values: whether each depends on a trained parameter
@@ -26,7 +27,7 @@ def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct
     objective, batch, trained: see `compilation.step_flops`.
   """
   arrays = params.arrays(model)
-  traced = jax.make_jaxpr(lambda arrays, batch: objective(params.with_arrays(model, arrays), batch, None)[0])
+  traced = jax.make_jaxpr(lambda arrays, batch: evaluate(objective, params.with_arrays(model, arrays), batch)[0])
   flags = ({name: name in trained for name in arrays}, {name: False for name in batch})
   return _counted(traced(arrays, batch).jaxpr, jax.tree.leaves(flags), False)[0]
 

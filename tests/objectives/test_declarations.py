@@ -62,5 +62,10 @@ def test_a_sum_or_declaration_that_is_missing_is_one_line():
     check_declarations("my:Hinge", types.SimpleNamespace())
   with pytest.raises(UserError, match="returned the sums loss, correct, expected `weights` among them"):
     evaluate(lambda model, batch, key: (1.0, {"loss": 1.0, "correct": 2.0}), None, {})
+  batch = {"decoder_target_tokens": 0}
+  with pytest.raises(UserError, match="looked for 'segments', found the features decoder_target_tokens; declare in"):
+    evaluate(lambda model, batch, key: batch["segments"], None, batch)
+  with pytest.raises(KeyError):  # of another dict: a bug
+    evaluate(lambda model, batch, key: {}["decoder_target_tokens"], None, batch)
   with pytest.raises(UserError, match=r"returned float, expected \(loss sum, sums\)"):
     evaluate(lambda model, batch, key: 1.0, None, {})
