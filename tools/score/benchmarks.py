@@ -22,7 +22,7 @@ from t5x_like.metrics.classification import Classification, Correlation, Matches
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.squad import AnswersOrNone, LocalAnswers
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
-from t5x_like.metrics.texts import METRICS
+from t5x_like.metrics.texts import METRICS, texts_of
 
 from .choices import Choices, of_row
 from .files import Given, Row, form, prediction_key, predictions, records, rows
@@ -204,13 +204,14 @@ def _right(row: Any) -> list[str]:
   if isinstance(found, dict):  # TriviaQA's; SQuAD's as in TFDS
     several = next((found[key] for key in _ALIASES if found.get(key)), [])
     found = [*([several] if isinstance(several, str) else several), *found.get("HumanAnswers", ())]
-  found = [found] if isinstance(found, str) else found if isinstance(found, list) else []
-  found = [one["text"] if isinstance(one, dict) else one for one in found]
+  found = found if isinstance(found, list) else [] if found is None else [found]
+  found = [one.get("text") if isinstance(one, dict) else one for one in found]
+  found = [str(one) if isinstance(one, int | float) and not isinstance(one, bool) else one for one in found]
   if not found and "id" in record and name == "answers":
     raise ValueError(f"the question {record['id']} has no answers; squad_v2 scores such a file")
   if not found or not all(isinstance(one, str) for one in found):
     raise ValueError(f"no answers or texts; found {found[:1] or list(record)}, expected one of {', '.join(_TEXTS)}")
-  return [*found, *record.get("aliases", ())]
+  return [*found, *texts_of(record.get("aliases"))]
 
 
 def _parallel(paths: Sequence[str]) -> list[Row]:
