@@ -96,18 +96,21 @@ class Evaluator:
     """Return the names of all metrics it may write; no scores where no example has a label."""
     scores = dict.fromkeys(name for metric in self._metrics if self._scored for name in metric.metric.names)
     by_question = MultiRc.names if self._questions and self._scored else ()
-    return (*scores, *by_question, "examples", "empty", "truncated", "unlabelled")
+    return (*scores, *by_question, "examples", "empty", "truncated", "unfinished", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return the metrics' scores, and the numbers of `examples`, `empty` predictions and `truncated` inputs."""
+    """Return the metrics' scores, and the numbers of `examples`, `empty` predictions, `truncated` inputs and
+    `unfinished` predictions, which reach `max_new_tokens` without an end."""
     rules, batch_size = self._setting.rules, self._setting.batch_size
     lengths = merged_lengths([padded_length(len(prompt), self._longest) for prompt in self._prompts], batch_size)
     found = in_batches(lambda batch: self._run(arrays, batch), rules, batch_size, lengths, self._rows)
     texts = [self._text(prompt, tokens.tolist()) for prompt, (tokens,) in zip(self._prompts, found)]
+    ends = list({self._setting.task.vocabulary.eos_id, *self._setting.task.ends})
     scores: dict[str, float] = {
       "examples": len(texts),
       "empty": sum(not text.strip() for text in texts),
       "truncated": self._truncated,
+      "unfinished": sum(not np.isin(tokens, ends).any() for (tokens,) in found),
     }
     if len(self._scored) < len(texts):
       scores["unlabelled"] = len(texts) - len(self._scored)

@@ -112,15 +112,16 @@ class FileSource(Source):
     return {"form": self.format, "splits": splits}
 
 
-def is_regular(path: str) -> bool:
-  """Return whether a path is of a file at an address or on disk: not a device or pipe, which may never end."""
-  return is_remote(path) or not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path)
+def other_kind(path: str) -> str | None:
+  """Return what a path on disk is if reading it might never end: a device, a pipe or a socket; else None."""
+  kind = None if is_remote(path) else globs.kind(path)
+  return None if kind in ("file", "directory", "a link to nothing") else kind
 
 
 def bytes_of(path: str) -> bytes:
   """Return the bytes of a file; raise UserError if it cannot be read, or is a device or a pipe."""
-  if not is_regular(path):
-    raise UserError(f"{path}: found a device, pipe or socket, expected a file")
+  if kind := other_kind(path):
+    raise UserError(f"{path}: found {kind}, expected a file")
   try:
     with place(path).open("rb") as file:
       return file.read()

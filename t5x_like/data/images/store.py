@@ -22,7 +22,7 @@ import numpy as np
 from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import Batch, Made, skips
 from t5x_like.corpora.sources import Record, Skip, Source, value
-from t5x_like.corpora.sources._files import FileSource, is_regular
+from t5x_like.corpora.sources._files import FileSource, other_kind
 from t5x_like.data import prepared
 from t5x_like.data.images.checking import checked
 from t5x_like.data.images.pictures import ANNOTATED
@@ -212,8 +212,8 @@ def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes 
         " config.task.folder, paths are taken as they are"
       )
     path = found if is_remote(found) else os.path.join(folder, found)
-    if not is_regular(path):
-      return Skip("not a regular file")
+    if kind := other_kind(path):
+      return Skip(f"{kind} instead of an image")
     try:
       with place(path).open("rb") as file:
         return file.read()

@@ -56,7 +56,7 @@ def task(
   too_long: TooLong = "refuse",
   **records: Unpack[Records],
 ) -> Task:
-  """Make the task.
+  """Make the task. Pairs whose conversations part at another message than an answer are left out and counted.
 
   Args:
     template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`.

@@ -356,7 +356,7 @@ def test_an_image_that_is_no_file_is_refused(kind, tmp_path):
     os.mkfifo(image)
   else:
     image.symlink_to("/dev/zero")
-  with pytest.raises(UserError, match="1.png: found a device, pipe or socket, expected a file"):
+  with pytest.raises(UserError, match=f"1.png: found a {kind}, expected a file"):
     list(open_source(source).records("train"))
 
 
