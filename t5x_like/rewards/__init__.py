@@ -97,6 +97,8 @@ def answers_of(example: dict[str, Any]) -> set[str]:
     if isinstance(value, bool):
       answers |= {str(value), str(value).lower()}
       continue
+    if isinstance(value, float):
+      answers.add(str(value))  # 18.0 beside the 18 of `texts_of`
     try:
       answers.update(text.strip() for text in right_texts(value))
     except ValueError:  # such as the messages of a conversation

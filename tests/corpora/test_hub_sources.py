@@ -150,6 +150,11 @@ def test_shards_are_labelled_images(tmp_path):
     source.classes("cls")
   named = tar(tmp_path / "j.tar", [(f"{n}.json", b'{"kind": "%s"}' % kind) for n, kind in enumerate((b"dog", b"cat"))])
   assert open_source(f"webdataset:{named}").classes("json.kind") == ("cat", "dog")
+  mixed = tar(
+    tmp_path / "m.tar", [(f"{n}.json", b'{"kind": %s}' % kind) for n, kind in enumerate((b"10", b'"x"', b"2"))]
+  )
+  with pytest.raises(UserError, match="found numbers and texts in field 'json.kind', such as (10|2) and 'x'"):
+    open_source(f"webdataset:{mixed}").classes("json.kind")
 
 
 def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):

@@ -105,7 +105,14 @@ def test_a_bad_reward_is_one_line(found, words, monkeypatch):
 def test_rewards_of_answers_that_are_no_text():
   """Several right answers, and TriviaQA's, are each right; null and empty texts are never."""
   trivia = {"value": "Onion", "aliases": ["Allium cepa"], "type": "WikipediaEntity"}
-  for answer, text in ((["a", "b"], "b"), (trivia, "Allium cepa"), (trivia, "Onion"), (18.0, "18"), (True, "true")):
+  for answer, text in (
+    (["a", "b"], "b"),
+    (trivia, "Allium cepa"),
+    (trivia, "Onion"),
+    (18.0, "18"),
+    (18.0, "18.0"),
+    (True, "true"),
+  ):
     assert exact.reward([text, str(answer) + "!", ""], [{"answer": answer, "input": ""}] * 3) == [1.0, 0.0, 0.0]
   assert exact.reward(["None", ""], [{"answer": None, "id": "x"}] * 2) == [0.0, 0.0]
   assert number.reward(["18", "2"], [{"answer": ["18", "19"]}, {"answer": {"value": "two", "aliases": ["2"]}}]) == [

@@ -5,6 +5,7 @@ import codecs
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,8 +115,12 @@ class FileSource(Source):
 
 def other_kind(path: str) -> str | None:
   """Return what a path on disk is if reading it might never end: a device, a pipe or a socket; else None."""
-  kind = None if is_remote(path) else globs.kind(path)
-  return None if kind in ("file", "directory", "a link to nothing") else kind
+  try:
+    mode = 0 if is_remote(path) else os.stat(path).st_mode
+  except (OSError, ValueError):  # which opening it tells better
+    return None
+  kinds = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
+  return next((name for is_kind, name in kinds.items() if is_kind(mode)), None)
 
 
 def bytes_of(path: str) -> bytes:

@@ -43,7 +43,14 @@ class Source(FileSource):
     records = (one for split in self.splits for one in labels.records(split) if not isinstance(one[1], Skip))
     values = (value(record, field, where) for where, record in records)
     found = {one if type(one) is int else str(one) for one in values}
-    if not all(type(label) is int for label in found):
+    kinds = {type(label) for label in found}
+    if len(kinds) > 1:
+      examples = " and ".join(repr(next(label for label in found if type(label) is kind)) for kind in (int, str))
+      raise UserError(
+        f"source {self.name}: found numbers and texts in field {field!r}, such as {examples}, expected one kind; write"
+        " the shards again"
+      )
+    if kinds == {str}:
       return tuple(sorted(map(str, found)))
     if not 0 <= min(found, default=0) <= max(found, default=0) < _MOST_CLASSES:
       raise UserError(

@@ -212,9 +212,9 @@ def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes 
         " config.task.folder, paths are taken as they are"
       )
     path = found if is_remote(found) else os.path.join(folder, found)
-    if kind := other_kind(path):
-      return Skip(f"{kind} instead of an image")
     try:
+      if kind := other_kind(path):
+        return Skip(f"{kind} instead of an image")
       with place(path).open("rb") as file:
         return file.read()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, UserError):

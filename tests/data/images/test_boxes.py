@@ -328,6 +328,14 @@ AUGMENTATIONS = {
 }
 
 
+def test_one_row_of_another_unit_is_refused(tmp_path):
+  """It made all edges pixels, of which boxes within one vanish."""
+  rows = ["a.png,60,40,cell,0.1,0.2,0.5,0.6", "b.png,60,40,cell,6,4,30,16"]
+  source = tabled(tmp_path, rows)
+  with pytest.raises(UserError, match=r"found shares of the image \(1 boxes, .* beside pixels \(1, such as"):
+    list(open_source(source).records("train"))
+
+
 @pytest.mark.parametrize("wrong", ["11", "ä", 12, -11])
 def test_annotations_of_no_image_are_refused_with_their_number(wrong, tmp_path):
   source = coco(tmp_path, GOOD)
