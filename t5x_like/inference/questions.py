@@ -194,7 +194,7 @@ def lettered(
   by_subject = collections.defaultdict(list)
   for row in examples.rows:
     if row.get("split", "dev" if examples is not questions else None) == "dev":
-      by_subject[row.get("subject")].append(row)
+      by_subject[row.get("subject")].append((_prompt(row), row))
   rows = [both for both in zip(questions.wheres, questions.rows) if both[1].get("split") != "dev"]
   if not rows:
     raise UserError(f"{questions.path}: all rows are of the split dev, expected questions of another")
@@ -206,7 +206,8 @@ def lettered(
   asked = []
   for where, row in rows[: options.limit]:
     subject = row.get("subject")
-    others = _others(row, by_subject[subject]) if options.shots else []
+    own = _prompt(row)
+    others = [example for prompt, example in by_subject[subject] if prompt != own] if options.shots else []
     if len(others) < options.shots:
       count = "1 example" if len(others) == 1 else f"{len(others) or 'no'} examples"
       raise UserError(
@@ -219,12 +220,6 @@ def lettered(
     pairs = [(header + before + shown(row), f" {letter}") for letter in LETTERS[: len(row["choices"])]]
     asked.append((where, pairs, LETTERS.index(row["answer"])))
   return asked
-
-
-def _others(row: Record, examples: Sequence[Record]) -> list[Record]:
-  """Return the examples that do not ask what a row asks."""
-  own = _prompt(row)
-  return [example for example in examples if _prompt(example) != own]
 
 
 def _prompt(row: Record) -> str:
