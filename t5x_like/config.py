@@ -277,9 +277,22 @@ def check_keys(config: Any, origin) -> None:
   known = defaults()
   if not isinstance(config, ConfigDict) or not set(known) <= set(config):
     raise UserError(f"{origin}: get_config gives a {type(config).__name__}, expected all of config.defaults(), changed")
+  _check_tree(config, origin, "config", ())
   for key in config:
     if key not in known:
       raise UserError(f"{origin}: unknown key {key!r}{did_you_mean(key, known)}")
+
+
+def _check_tree(value: Any, origin, name: str, above: tuple[int, ...]) -> None:
+  """Raise UserError if a value holds itself."""
+  if id(value) in above:
+    raise UserError(f"{origin}: {name} contains itself, expected values without circles")
+  if isinstance(value, ConfigDict | dict):
+    for key in value:
+      _check_tree(value[key], origin, f"{name}.{key}", (*above, id(value)))
+  elif isinstance(value, list | tuple):
+    for part in value:
+      _check_tree(part, origin, name, (*above, id(value)))
 
 
 def override(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict:
@@ -311,7 +324,8 @@ def _override(config: ConfigDict, text: str) -> None:
         del node[argument]
     try:
       node[last] = float(value) if isinstance(old, float) and type(value) is int else value
-    except (AttributeError, ValueError, OverflowError) as error:  # a key `__class__` or with a dot; too large a number
+    except (ValueError, OverflowError, AttributeError, KeyError, TypeError, RecursionError) as error:
+      # a key with a dot, or that is an attribute of dicts, such as __class__; a whole number beyond any float
       raise UserError(f"--config.{key}: found {slots.shown(word)}, which is no value: {one_line(error)}") from None
     if last in ("source", "store") and key.split(".")[0] in ("task", "phases", "evals"):
       kept = changed({name: node[name] for name in node if name != last}, {last: value})
@@ -328,9 +342,9 @@ def place(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
     UserError: there is no such key; the message begins with `says`.
   """
   *path, last = key.split(".")
-  reserved = [part for part in (*path, last) if part.startswith("__")]
-  if reserved:  # `__class__` and the like are Python's
-    raise UserError(f"{says}: found {reserved[0]!r}, which is no key of a config; give another name")
+  for part in (*path, last):
+    if part.startswith("__"):
+      raise UserError(f"{says}: found the name {part!r}, which Python reserves; choose another")
   node, where = config, "config"
   for part in path:
     if isinstance(node, ConfigDict) and node is not config and part not in node:

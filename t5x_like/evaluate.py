@@ -256,6 +256,8 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
         asker = asker or questions.Asker(library.load(able, step=args.step, batch_size=_AT_ONCE), options)
         try:
           done = {"asked": asked, "metrics": asker(file)}
+          if unfinished := int(done["metrics"].get("unfinished", 0)):
+            process.say(f"{_QUESTIONS}/{name}: {unfinished} answers reached the limit of their length before their end")
         except UserError as error:
           missing[name] = str(error)
           process.say(f"{_QUESTIONS}/{name}: left out: {error}")

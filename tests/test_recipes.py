@@ -273,3 +273,21 @@ def test_what_a_recipe_says_of_its_laptop_form_has_the_last_word(tmp_path):
     UserError, match="LAPTOP.'totl_steps'.: config has no key 'totl_steps' .did you mean 'total_steps'"
   ):
     recipes.load(f"{recipe}:tiny")
+
+
+@pytest.mark.parametrize("slot", ["mesh", "schedule", "task"])
+@pytest.mark.parametrize(
+  "text", ['={"__class__": 1}', ".__class__=1", '={"a": {"__class__": [[]]}}', ".a.__dict__.b=1"]
+)
+def test_names_that_python_reserves_are_refused(slot, text):
+  with pytest.raises(UserError, match=f"--config.{slot}.*found") as error:
+    recipes.load("tests/recipes/nano.py", [slot + text])
+  assert "\n" not in str(error.value)
+
+
+def test_a_recipe_that_contains_itself_is_refused(tmp_path):
+  lines = ["from t5x_like.config import defaults", "def get_config():", "  config, task = defaults(), {}"]
+  lines += ["  task['a'] = task", "  config.task = task", "  return config"]
+  (tmp_path / "own.py").write_text("\n".join(lines) + "\n")
+  with pytest.raises(UserError, match="own.py: config.task.* contains itself"):
+    recipes.load(str(tmp_path / "own.py"))

@@ -9,16 +9,19 @@ A file is JSON lines, plain or compressed; its keys say what is asked:
 
   query, choices, gold               the likeliest choice: accuracy, and accuracy_norm by log-probability per character
   context_options, continuation, gold  the context after which the continuation is likeliest
-  question, choices, answer (A-E)    MMLU's: the letter, behind a header with the subject; examples come from its
+  question, choices, answer (A-Z)    MMLU's: the letter, behind a header with the subject; examples come from its
                                      split dev, of the same subject
   context, continuation              the next words: accuracy (all greedy), perplexity
   context, answer (, aliases)        generated up to the end of the line; exact match, or of the last number where the
-                                     file has chain_of_thought and numbers, or the answers are numbers
+                                     row has chain_of_thought and a number, or the answer is a number; several right
+                                     answers are a list, or TriviaQA's object
   text                               bits per byte, perplexity per token and per word, with windows `--stride` apart
 
-Examples before a question are drawn by --seed from --examples or, without one, from the other rows of the file.
-Contexts longer than what the model reads lose their beginning, and are counted as `truncated`; a file with an answer
-that is longer is left out, and the exit code is then 2. --input may be a pattern in quotes.
+Examples before a question are drawn by --seed from --examples or, without one, from the other rows of the file; rows
+that ask the same are left out, and a file with fewer rows than --shots needs is too. Contexts longer than what the
+model reads lose their beginning, and are counted as `truncated`. Answers that reach --max_new_tokens before their end
+are counted as `unfinished`. A file with an answer that is longer than what the model reads is left out, and the exit
+code is then 2. --input may be a pattern in quotes.
 python -m t5x_like.evaluate --suite=… --questions=FILE puts the scores into a suite's table.
 """
 
@@ -46,11 +49,14 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--limit", type=int, metavar="N", help="the first N rows of each file")
   parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="rows in a batch")
   parser.add_argument("--stride", type=int, metavar="N", help="of windows over texts (default: their length)")
-  parser.add_argument("--max_new_tokens", type=int, default=64, metavar="N", help="of generated answers")
+  parser.add_argument(
+    "--max_new_tokens", type=int, metavar="N", help="of generated answers (default: 64, or 256 of worked answers)"
+  )
   parser.add_argument("--output", metavar="FILE", help="the results as JSON")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
-  if args.shots < 0 or args.batch_size < 1 or (args.limit or 1) < 1 or (args.stride or 1) < 1:
-    raise UserError("--shots, --batch_size, --limit and --stride: expected positive numbers")
+  positive = (args.batch_size, args.limit, args.stride, args.max_new_tokens)
+  if args.shots < 0 or any(number is not None and number < 1 for number in positive):
+    raise UserError("--shots, --batch_size, --limit, --stride and --max_new_tokens: expected positive numbers")
   if args.examples and not args.shots:
     raise UserError("--examples: only with --shots; leave it out, or say how many stand before each question")
   files = {name: questions.read(path) for name, path in questions.files(args.input).items()}

@@ -19,7 +19,7 @@ import os
 import sys
 from typing import Any
 
-from t5x_like import slots, trust, vocabularies
+from t5x_like import command_line, slots, trust, vocabularies
 from t5x_like.corpora import cleaning, engines, held_out, losses, preparing, sources
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.held_out import Part
@@ -106,9 +106,7 @@ def _short(value: Any) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog="python -m tools.prepare_data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = command_line.Parser(__doc__, opens_runs=False, prog="python -m tools.prepare_data")
   parser.add_argument(
     "--source",
     required=True,

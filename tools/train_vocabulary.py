@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from t5x_like import vocabularies
+from t5x_like import command_line, vocabularies
 from t5x_like.errors import UserError, door, one_line
 from t5x_like.files.places import Place, directory, place
 from t5x_like.vocabularies import MAIN, MANIFEST
@@ -265,9 +265,7 @@ def _exists(output: Place, record: dict) -> bool:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    prog="python -m tools.train_vocabulary", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = command_line.Parser(__doc__, opens_runs=False, prog="python -m tools.train_vocabulary")
   parser.add_argument("--source", required=True, help="FORMAT:REST, as jsonl:corpus/*.gz; see t5x_like/corpora/sources")
   parser.add_argument("--data_dir", help="where TensorFlow datasets are or will be prepared")
   parser.add_argument("--text_field", default="text", help="the key, feature or column of the text (default: text)")

@@ -1,14 +1,38 @@
 """Features of labelled images by a frozen model, shared by evaluators that learn from one split and score another."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.corpora.sources import parted
 from t5x_like.errors import UserError
 from t5x_like.evals import Setting
 from t5x_like.parallel.rules import fetch
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledFeatures:
+  """The features of N images.
+
+  Attributes:
+    features_ND: float32 [N, D], the inputs of the model's head.
+    label_N: int32 [N].
+    index_N: the indices of the examples, int [N].
+    digest_N: a digest of each image's pixels, uint64 [N]: copies have the same, whatever their files are called.
+  """
+
+  features_ND: np.ndarray
+  label_N: np.ndarray
+  index_N: np.ndarray
+  digest_N: np.ndarray
+
+  def where(self, mask_N: np.ndarray) -> "LabelledFeatures":
+    """Return the images for which a mask, bool [N], is set."""
+    parts = (self.features_ND, self.label_N, self.index_N, self.digest_N)
+    return LabelledFeatures(*(part[mask_N] for part in parts))
 
 
 class Features:
@@ -23,25 +47,76 @@ class Features:
     support: the setting of the other split.
 
   Raises:
-    UserError: the model is not for labelled images, or the two splits share images.
+    UserError: the model is not for labelled images, or the two splits are the same or have the same images.
   """
 
   def __init__(self, setting: Setting, support_split: str, where: str):
     if not hasattr(setting.model, "features") or setting.task.labels is None or setting.on is None:
       raise UserError(f"evaluator {where}: is for models and tasks of labelled images, not task {setting.task.name}")
     self.support = setting.on(support_split)
-    if self.support is setting or parted(setting.split or "")[0] == parted(support_split)[0]:  # firsts of one split
+    is_same = (
+      self.support is setting or parted(setting.split or "")[0] == parted(support_split)[0]
+    )  # firsts of one split
+    if is_same or _same_images(setting.task, self.support.task):
       raise UserError(
-        f"evaluator {where}: found the split {setting.split!r} and the support_split {support_split!r}, so images that"
-        " it learns from would be scored; set either to another split"
+        f"evaluator {where}: found the split {setting.split!r} and the support_split {support_split!r} of the same"
+        " images, so images that it learns from would be scored; set either to another split"
       )
-    self._run = setting.jit(lambda model, batch: (model.features(batch), batch["label"], batch["example_index"]))
+    self._where = where
+    self._is_told = False
+
+    def function(model, batch):
+      return model.features(batch), batch["label"], batch["example_index"], pixel_digests(batch["image"])
+
+    self._run = setting.jit(function)
 
   def __call__(
     self, arrays: dict[str, jax.Array], setting: Setting, batches: Iterator[dict[str, np.ndarray]]
-  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (features float32 [N, D], labels int32 [N], indices of the examples int [N])."""
-    found = [[fetch(x) for x in self._run(arrays, batch)] for batch in setting.placed(batches)]
-    features_ND, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    real_N = index_N >= 0
-    return features_ND[real_N], label_N[real_N], index_N[real_N]
+  ) -> LabelledFeatures:
+    """Return the features of the images in batches, without rows that only fill a batch."""
+    outputs = [[fetch(x) for x in self._run(arrays, batch)] for batch in setting.placed(batches)]
+    features_ND, label_N, index_N, digest_N2 = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
+    digest_N = digest_N2[:, 0].astype(np.uint64) << np.uint64(32) | digest_N2[:, 1].astype(np.uint64)
+    return LabelledFeatures(features_ND, label_N, index_N, digest_N).where(index_N >= 0)
+
+  def without_copies(self, scored: LabelledFeatures, support: LabelledFeatures) -> LabelledFeatures:
+    """Return the scored images that are not among those to learn from, and report the others once.
+
+    Raises:
+      UserError: all of them are.
+    """
+    is_new_N = ~np.isin(scored.digest_N, support.digest_N)
+    copies = len(is_new_N) - int(is_new_N.sum())
+    if copies == len(is_new_N):
+      raise UserError(
+        f"evaluator {self._where}: all {copies} images to score are also among those that it learns from; set"
+        " support_split to a split of other images"
+      )
+    if copies and not self._is_told and jax.process_index() == 0:
+      print(
+        f"evaluator {self._where}: {copies} of {len(is_new_N)} images are also among those that it learns from, and are"
+        " not scored",
+        flush=True,
+      )
+    self._is_told = True
+    return scored.where(is_new_N)
+
+
+def _same_images(task, support_task) -> bool:
+  """Return whether two tasks are of one store's content: `numbering` begins with its fingerprint."""
+  if task.numbering is None or support_task.numbering is None:
+    return False
+  return task.numbering.split()[0] == support_task.numbering.split()[0]
+
+
+def pixel_digests(image_BYXC: jax.Array) -> jax.Array:
+  """Return a digest of each image's pixels, uint32 [B, 2], by sums modulo 2**32, which no order of adding changes."""
+  bits_BN = jax.lax.bitcast_convert_type(image_BYXC.astype(jnp.float32), jnp.uint32).reshape(len(image_BYXC), -1)
+  place_N = jnp.arange(bits_BN.shape[1], dtype=jnp.uint32)
+  sums = []
+  for first, second in ((0x9E3779B1, 0x85EBCA77), (0xC2B2AE3D, 0x27D4EB2F)):  # the primes of xxHash
+    mixed_BN = (bits_BN ^ (place_N * jnp.uint32(first))) * jnp.uint32(second)
+    mixed_BN = (mixed_BN ^ (mixed_BN >> 15)) * jnp.uint32(first)
+    mixed_BN = mixed_BN ^ (mixed_BN >> 13)
+    sums.append(jnp.sum(mixed_BN, axis=1, dtype=jnp.uint32))
+  return jnp.stack(sums, axis=1)

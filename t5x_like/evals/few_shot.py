@@ -50,15 +50,18 @@ class Evaluator:
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """Return `<shots>_shot_top1`, in percent, the mean of the draws; `<shots>_shot_spread`, their standard deviation;
-    and `<shots>_shot_images`, the number of images scored."""
-    few_ND, label_N, index_N = self._features(arrays, self._features.support, self._read())
-    test_MD, label_M, _ = self._features(arrays, self._setting, self._setting.batches(self._most))
+    and `<shots>_shot_images`, the number of images scored: of those that are in no draw, under any name."""
+    few = self._features(arrays, self._features.support, self._read())
+    test = self._features(arrays, self._setting, self._setting.batches(self._most))
+    test = self._features.without_copies(test, few)
+    classes = len(self._setting.task.classes)
     scores = []
     for draw in self._draws:
-      of_N = np.isin(index_N, draw)
-      guess_M = ridge(few_ND[of_N], label_N[of_N], test_MD, len(self._setting.task.classes), self._l2)
-      scores.append(100 * float((guess_M == label_M).mean()))
-    return Result(dict(zip(self.names(), (float(np.mean(scores)), float(np.std(scores)), len(label_M)), strict=True)))
+      drawn = few.where(np.isin(few.index_N, draw))
+      guess_M = ridge(drawn.features_ND, drawn.label_N, test.features_ND, classes, self._l2)
+      scores.append(100 * float((guess_M == test.label_N).mean()))
+    values = (float(np.mean(scores)), float(np.std(scores)), len(test.label_N))
+    return Result(dict(zip(self.names(), values, strict=True)))
 
   def _read(self):
     """Read the images of all draws, each once."""

@@ -1,6 +1,5 @@
 """Generated texts, scored with their benchmarks' metrics: labels in words, answers, translations, summaries."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
@@ -73,6 +72,8 @@ class Evaluator:
     right = [self._right(example) for example in self._examples]
     self._scored = [n for n, one in enumerate(right) if one is not None]
     self._gold = [right[n] for n in self._scored]
+    for place, metric in enumerate(self._metrics):
+      metric.metric.check_references([gold[place] for gold in self._gold])
     self._encoder = "encoder_input_tokens" in task.features
     side = "encoder" if self._encoder else "decoder"
     (self._longest,) = task.features[f"{side}_input_tokens"].shape
@@ -95,18 +96,21 @@ class Evaluator:
     """Return the names of all metrics it may write; no scores where no example has a label."""
     scores = dict.fromkeys(name for metric in self._metrics if self._scored for name in metric.metric.names)
     by_question = MultiRc.names if self._questions and self._scored else ()
-    return (*scores, *by_question, "examples", "empty", "truncated", "unlabelled")
+    return (*scores, *by_question, "examples", "empty", "truncated", "unfinished", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return the metrics' scores, and the numbers of `examples`, `empty` predictions and `truncated` inputs."""
+    """Return the metrics' scores, and the numbers of `examples`, `empty` predictions, `truncated` inputs and
+    `unfinished` predictions, which reach `max_new_tokens` without an end."""
     rules, batch_size = self._setting.rules, self._setting.batch_size
     lengths = merged_lengths([padded_length(len(prompt), self._longest) for prompt in self._prompts], batch_size)
     found = in_batches(lambda batch: self._run(arrays, batch), rules, batch_size, lengths, self._rows)
     texts = [self._text(prompt, tokens.tolist()) for prompt, (tokens,) in zip(self._prompts, found)]
+    ends = list({self._setting.task.vocabulary.eos_id, *self._setting.task.ends})
     scores: dict[str, float] = {
       "examples": len(texts),
       "empty": sum(not text.strip() for text in texts),
       "truncated": self._truncated,
+      "unfinished": sum(not np.isin(tokens, ends).any() for (tokens,) in found),
     }
     if len(self._scored) < len(texts):
       scores["unlabelled"] = len(texts) - len(self._scored)
@@ -120,7 +124,7 @@ class Evaluator:
     predictions = []
     for example, text in zip(self._examples, texts):
       row = {"input": example["inputs"], "target": example["targets"], "prediction": text}
-      row |= {"references": list(self._texts(example))} if self._references else {}
+      row |= {"references": self._texts(example)} if self._references else {}
       predictions.append(_labelled.identified(row, example["record"], self._ids))
     return Result(scores, _labelled.samples(predictions), predictions)
 
@@ -128,7 +132,7 @@ class Evaluator:
     """Return an example's reference in the form that each metric takes; None if it has no label."""
     name = self._setting.task.name
     try:
-      right = list(self._texts(example))
+      right = self._texts(example)
       if example["targets"] in self._absent and right in ([], self._absent):
         return None
       if not right:
@@ -138,7 +142,7 @@ class Evaluator:
     except ValueError as error:
       raise UserError(f"task {name}, input {example['inputs'][:60]!r}: {error}") from None
 
-  def _texts(self, example: dict[str, Any]) -> Sequence[str]:
+  def _texts(self, example: dict[str, Any]) -> list[str]:
     """Return the right texts of an example."""
     from t5x_like.corpora.sources import value
 

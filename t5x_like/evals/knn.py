@@ -44,13 +44,18 @@ class Evaluator:
     return ("knn_top1", "knn_images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """Return `knn_top1`, in percent, and `knn_images`, the number of images scored."""
+    """Return `knn_top1`, in percent, and `knn_images`, the number of images scored.
+
+    Images that are also among those that vote, under any name, are not scored.
+    """
     support = self._features.support
-    known_ND, label_N, _ = self._features(arrays, support, support.batches(self._support_most))
-    test_MD, label_M, _ = self._features(arrays, self._setting, self._setting.batches(self._most))
+    known = self._features(arrays, support, support.batches(self._support_most))
+    test = self._features(arrays, self._setting, self._setting.batches(self._most))
+    test = self._features.without_copies(test, known)
     classes = len(self._setting.task.classes)
-    guess_M = voted(known_ND, label_N, test_MD, classes, self._neighbours, self._temperature)
-    return Result({"knn_top1": 100 * float((guess_M == label_M).mean()), "knn_images": len(guess_M)})
+    options = classes, self._neighbours, self._temperature
+    guess_M = voted(known.features_ND, known.label_N, test.features_ND, *options)
+    return Result({"knn_top1": 100 * float((guess_M == test.label_N).mean()), "knn_images": len(guess_M)})
 
 
 def voted(

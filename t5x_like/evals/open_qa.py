@@ -86,9 +86,13 @@ class Evaluator:
     from t5x_like.corpora.sources import value
 
     name = self._setting.task.name
-    right = list(texts_of(value(example["record"], references, name) if references else example["targets"]))
+    where = f"task {name}, input {example['inputs'][:60]!r}"
+    try:
+      right = texts_of(value(example["record"], references, name) if references else example["targets"])
+    except ValueError as error:
+      raise UserError(f"{where}, field {references!r}: {error}") from None
     if not right:
-      raise UserError(f"task {name}, input {example['inputs'][:60]!r}: found no texts in field {references!r}")
+      raise UserError(f"{where}: found no texts in field {references!r}")
     return right
 
 

@@ -36,7 +36,8 @@ class Evaluator:
     shots: answered examples before each question, from its own file.
     seed: the seed of their choice.
     stride: the stride of windows over texts; None is their length.
-    max_new_tokens: the most tokens of a generated answer.
+    max_new_tokens: the most tokens of a generated answer; None is 64, or 256 where the file has worked answers, but at
+      most half of what the model reads.
     max_examples: the number of questions of a file, from the first; None means all.
 
   Raises:
@@ -51,7 +52,7 @@ class Evaluator:
     shots: Count = 0,
     seed: Count = 0,
     stride: Positive | None = None,
-    max_new_tokens: Positive = 64,
+    max_new_tokens: Positive | None = None,
     max_examples: Positive | None = None,
   ):
     questions = slots.module("questions", "t5x_like.inference")
@@ -64,6 +65,8 @@ class Evaluator:
     options = questions.Options(shots, seed, max_examples, stride, max_new_tokens)
     self._metrics = questions.METRICS
     self._ask = questions.Asker(_Opened(setting.model, vocabulary, features, ends, self._run), options)
+    for file in self._files.values():
+      self._ask.check(file)
 
   def names(self) -> tuple[str, ...]:
     return tuple(f"{name}/{metric}" for name, file in self._files.items() for metric in self._metrics[file.kind])

@@ -35,9 +35,11 @@ def parsed(content: bytes | str, kind: type, where: str, expected: str) -> Any:
 
 
 def kind_of(found: Any) -> str:
-  """Return the name of a value's JSON type."""
+  """Return the name of a value's JSON type or, of values that JSON lacks, of their own: bytes, date, Decimal, …"""
+  if found is None:
+    return "null"
   kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
-  return kinds.get(type(found), "null")
+  return kinds.get(type(found), type(found).__name__)
 
 
 def rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tuple[Row, bytes]]:

@@ -1,5 +1,6 @@
 """Glob patterns of files at paths and addresses, with ranges of numbers."""
 
+import errno
 import fnmatch
 import glob
 import itertools
@@ -60,11 +61,16 @@ def matches(pattern: str) -> list[str]:
   """Return the sorted paths that match a glob pattern, or the pattern itself if something has that name.
 
   Raises:
-    UserError: a directory cannot be listed.
+    UserError: a directory cannot be listed, or the pattern is too long for a name.
   """
   found = place(pattern)
-  if found.exists():
-    return [pattern]
+  try:
+    if found.exists():
+      return [pattern]
+  except OSError as error:
+    if error.errno != errno.ENAMETOOLONG:
+      raise
+    raise UserError(f"{pattern[:80]}…: found a path of {len(pattern)} characters, too long for a file's name") from None
   return list(found.matches()) if isinstance(found, Remote) else sorted(_local_matches(str(found)))
 
 

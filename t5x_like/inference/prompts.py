@@ -59,7 +59,7 @@ class Prompts:
 
   def generate(
     self, contexts: Sequence[Ids], new: int, strategy: Any = None, more: bool = False, stops: Stops = NEVER
-  ) -> tuple[list[str], list[bool]]:
+  ) -> tuple[list[str], list[bool], list[bool]]:
     """Continue contexts by up to `new` tokens, which are decoded by themselves, without special ids.
 
     Args:
@@ -69,7 +69,7 @@ class Prompts:
       stops: strings that end the new text.
 
     Returns:
-      The new texts, and whether each context lost its beginning.
+      The new texts; whether each context lost its beginning; and whether each text reached the limit without an end.
 
     Raises:
       UserError: the model does not read so many tokens.
@@ -86,17 +86,29 @@ class Prompts:
     predict = self._predictors.get(asked) or self._predictors.setdefault(asked, self._alone(*asked))
     predict.check_new_tokens(0, "")
     answers = predict(opened.run, cut, [""] * len(cut))
-    return [answer["prediction"] for answer in answers], [len(ids) > room for ids in contexts]
+    texts = [answer["prediction"] for answer in answers]
+    return texts, [len(ids) > room for ids in contexts], [answer["is_unfinished"] for answer in answers]
 
   def _alone(self, new: int, more: bool, longest: int, strategy: Any, stops: Stops) -> generation.Generation:
     """Return a predictor of new tokens by themselves."""
     opened, vocabulary = self._opened, self._vocabulary
     skipped = {*vocabulary.special_ids, vocabulary.unk_id}
 
+    def limit(prompt: Sequence[int]) -> int:
+      return new + (len(prompt) - 1 if more and "encoder_input_tokens" in opened.features else 0)
+
     class Alone(generation.TextToText if self.both else generation.Continuation):
       def text_of(self, prompt: Sequence[int], ids: Ids) -> str:
-        most = new + (len(prompt) - 1 if more and "encoder_input_tokens" in opened.features else 0)
-        return vocabulary.decode([i for i in ids[:most] if i not in skipped])
+        return vocabulary.decode([i for i in ids[: limit(prompt)] if i not in skipped])
+
+      def _answer(self, text: str, prompt: Sequence[int], found: list[tuple[Ids, float]]) -> dict[str, Any]:
+        answer = super()._answer(text, prompt, found)
+        ids = found[0][0][: limit(prompt)]
+        if self.forced[1] is not None and len(ids) == longest:
+          ids = ids[:-1]  # an end that is forced upon a text that is cut
+        uncut = self.text_of(prompt, self._until_end(ids))
+        is_ended = any(i in self.ends for i in ids) or any(stop in uncut for stop in stops.strings)
+        return answer | {"is_unfinished": not is_ended}
 
       def fills(self, text: str) -> bool:
         return False

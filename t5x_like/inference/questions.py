@@ -7,7 +7,7 @@ import json
 import math
 import pathlib
 import random
-import re
+import string
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,10 +16,12 @@ from t5x_like.errors import UserError
 from t5x_like.files import globs
 from t5x_like.inference.likelihood import Scored
 from t5x_like.inference.prompts import Prompts
-from t5x_like.metrics.answers import final_number, normalize_trivia_qa
+from t5x_like.metrics.answers import final_number, is_number, normalize_trivia_qa
+from t5x_like.metrics.texts import texts_of
 
-LETTERS = "ABCDE"
-_NUMBER = re.compile(r"-?\$?[\d,]*\.?\d+")
+LETTERS = string.ascii_uppercase
+NEW_TOKENS = 64  # of a generated answer, by default
+WORKED_TOKENS = 256  # of a worked answer, as `max_gen_toks` of EleutherAI's harness
 _TEXTS = (str, "a string")
 _LISTS = (list, "a list")
 _ANY = (object, "a value")
@@ -37,7 +39,7 @@ _LIKELIEST = ("accuracy", "accuracy_norm", "examples", "truncated")
 METRICS = {  # of each kind
   **dict.fromkeys(("schema", "letters", "choices"), _LIKELIEST),
   "words": ("accuracy", "perplexity", "examples", "truncated"),
-  "answers": ("exact_match", "examples", "truncated", "empty"),
+  "answers": ("exact_match", "examples", "truncated", "empty", "unfinished"),
   "texts": ("perplexity_per_token", "perplexity_per_word", "bits_per_byte", "tokens", "words", "bytes"),
 }
 SCORES = {"answers": "exact_match", "texts": "bits_per_byte"}  # the main score; accuracy for the other kinds
@@ -94,6 +96,8 @@ def read(path: str) -> Questions:
     )
   for where, row in found:
     _check(where, row, kind)
+  if kind == "texts":
+    _check_words(path, rows)
   return Questions(path, kind, rows, wheres)
 
 
@@ -106,13 +110,49 @@ def _check(where: str, row: Record, kind: str) -> None:
     if not isinstance(row[key], wanted) or isinstance(row[key], bool) and wanted is int:
       raise UserError(f"{where}: {key}: found a JSON {kind_of(row[key])}, expected {words}")
   options = row.get("context_options" if kind == "schema" else "choices")
+  if kind in ("words", "schema") and not row["continuation"].strip():
+    raise UserError(f"{where}: continuation: found an empty text, expected words to score")
+  if kind == "answers":
+    right_texts(where, row)
   if kind in ("schema", "letters", "choices"):
+    if kind == "letters" and len(options) > len(LETTERS):
+      raise UserError(f"{where}: found {len(options)} choices, expected at most {len(LETTERS)}, one for each letter")
     if not options or not all(isinstance(one, str) for one in options):
       raise UserError(f"{where}: found the choices {options!r}, expected at least one, all strings")
     right = LETTERS[: len(options)] if kind == "letters" else range(len(options))
     answer = row["answer" if kind == "letters" else "gold"]
     if answer not in list(right):
       raise UserError(f"{where}: found the answer {answer!r}, expected one of {', '.join(map(str, right))}")
+
+
+def _check_words(path: str, rows: Sequence[Record]) -> None:
+  """Raise UserError if texts have no words, so that their perplexity is not defined."""
+  if not any(row["text"].split() for row in rows):
+    raise UserError(f"{path}: holds no text but white space: its perplexity is not defined; give texts with words")
+
+
+def right_texts(where: str, row: Record) -> list[str]:
+  """Return the right answers of a row: those of `answer`, a text, a number or several, and of `aliases`.
+
+  Raises:
+    UserError: there is none, or something else stands among them.
+  """
+  texts = []
+  for key in ("answer", "aliases"):
+    try:
+      texts += texts_of(row.get(key))
+    except ValueError as error:
+      raise UserError(f"{where}: {key}: {error}") from None
+    if key == "answer" and not any(text.strip() for text in texts):
+      raise UserError(
+        f"{where}: answer: found {json.dumps(row[key])[:40]}, expected a text, a number or a list of them"
+      )
+  return [text for text in texts if text.strip()]
+
+
+def is_worked(row: Record) -> bool:
+  """Return whether the answer of a row follows from a chain of thought, so that its final number is judged."""
+  return "chain_of_thought" in row or isinstance(row["answer"], str) and "####" in row["answer"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,14 +164,15 @@ class Options:
     seed: the seed of their choice.
     limit: the number of questions of a file, from the first; None means all.
     stride: the stride of windows over texts; None is their length.
-    max_new_tokens: the most tokens of a generated answer.
+    max_new_tokens: the most tokens of a generated answer; None is `NEW_TOKENS`, or `WORKED_TOKENS` where the file has
+      worked answers, but at most half of what the model reads.
   """
 
   shots: int = 0
   seed: int = 0
   limit: int | None = None
   stride: int | None = None
-  max_new_tokens: int = 64
+  max_new_tokens: int | None = None
 
 
 def lettered(
@@ -148,12 +189,12 @@ def lettered(
     right one.
 
   Raises:
-    UserError: all questions are of the split dev, or there are no examples of a subject.
+    UserError: all questions are of the split dev, or there are fewer examples of a subject than shots.
   """
   by_subject = collections.defaultdict(list)
   for row in examples.rows:
     if row.get("split", "dev" if examples is not questions else None) == "dev":
-      by_subject[row.get("subject")].append(row)
+      by_subject[row.get("subject")].append((_prompt(row), row))
   rows = [both for both in zip(questions.wheres, questions.rows) if both[1].get("split") != "dev"]
   if not rows:
     raise UserError(f"{questions.path}: all rows are of the split dev, expected questions of another")
@@ -165,17 +206,27 @@ def lettered(
   asked = []
   for where, row in rows[: options.limit]:
     subject = row.get("subject")
-    if options.shots and not by_subject[subject]:
+    own = _prompt(row)
+    others = [example for prompt, example in by_subject[subject] if prompt != own] if options.shots else []
+    if len(others) < options.shots:
+      count = "1 example" if len(others) == 1 else f"{len(others) or 'no'} examples"
       raise UserError(
-        f"{where}: found no example of the split dev and the subject {subject!r} in {examples.path}; ask without shots,"
-        " or give a file of examples"
+        f"{where}: found {count} of the split dev and the subject {subject!r} beside the question in {examples.path},"
+        f" expected {options.shots}; ask with fewer shots, or give a file of examples"
       )
     about = str(subject).replace("_", " ")
     header = f"The following are multiple choice questions (with answers) about {about}.\n\n" if subject else ""
-    before = "".join(f"{shown(one)} {one['answer']}\n\n" for one in by_subject[subject][: options.shots])
+    before = "".join(f"{shown(one)} {one['answer']}\n\n" for one in others[: options.shots])
     pairs = [(header + before + shown(row), f" {letter}") for letter in LETTERS[: len(row["choices"])]]
     asked.append((where, pairs, LETTERS.index(row["answer"])))
   return asked
+
+
+def _prompt(row: Record) -> str:
+  """Return what tells whether two rows ask the same: not their ids and answers, nor the order of their choices."""
+  keys = [key for key in ("query", "question", "context", "context_options", "text") if key in row]
+  asked = [" ".join(str(row[key]).split()).casefold() for key in keys]
+  return json.dumps([asked, sorted(map(str, row.get("choices", ())))])
 
 
 class Asker:
@@ -207,14 +258,33 @@ class Asker:
       )
     return getattr(self, f"_{questions.kind}")(questions)
 
+  def check(self, questions: Questions) -> None:
+    """Raise UserError if a file lacks examples for its questions, before it is asked."""
+    if questions.kind == "letters":
+      lettered(questions, self._examples or questions, self._options)
+    elif questions.kind != "texts":
+      self._asked(questions, lambda row: "")
+
   def _asked(self, questions: Questions, shown: Callable[[Record], str]) -> list[tuple[str, Record, str]]:
-    """Return for each question its place, its row, and its prefix of `shots` other rows with answers."""
-    rows, options, out = questions.rows, self._options, []
-    pool = [(json.dumps(row), row) for row in (self._examples.rows if self._examples else rows)]
-    for number, row in enumerate(rows[: options.limit]):
-      rng, own = random.Random(options.seed * 1_000_003 + number), json.dumps(row)
-      others = [one for text, one in pool if text != own] if options.shots else []  # the same row in another file too
-      chosen = rng.sample(others, min(options.shots, len(others)))
+    """Return for each question its place, its row, and its prefix of `shots` other rows with answers.
+
+    Raises:
+      UserError: there are fewer rows that ask something else than shots.
+    """
+    options = self._options
+    examples = self._examples or questions
+    pool = [(_prompt(row), row) for row in examples.rows]
+    out = []
+    for number, row in enumerate(questions.rows[: options.limit]):
+      rng = random.Random(options.seed * 1_000_003 + number)
+      own = _prompt(row)
+      others = [example for prompt, example in pool if prompt != own] if options.shots else []
+      if len(others) < options.shots:
+        raise UserError(
+          f"{questions.wheres[number]}: found {len(others)} other questions in {examples.path}, expected"
+          f" {options.shots} for the examples before it; ask with fewer shots, or give a file of examples"
+        )
+      chosen = rng.sample(others, options.shots)
       out.append((questions.wheres[number], row, "".join(f"{shown(one)}\n\n" for one in chosen)))
     return out
 
@@ -279,43 +349,74 @@ class Asker:
     return scores | {"truncated": sum(one.truncated for one in found)}
 
   def _answers(self, questions: Questions) -> dict[str, float]:
-    """Generate answers; judge texts up to the end of the line, numbers up to the end of the paragraph."""
-    rows = questions.rows[: self._options.limit]
-    numbers = [final_number(str(row["answer"])) for row in rows]
-    numeric = all(
-      number is not None and ("chain_of_thought" in row or _NUMBER.fullmatch(str(row["answer"]).strip()))
-      for number, row in zip(numbers, rows)
-    )
+    """Generate answers; judge texts up to the end of the line, numbers up to the end of the paragraph.
+
+    Each row is judged by its own answer: by the final number if that is a number, or ends a worked answer.
+    """
+    limit = self._options.limit
+    rows = questions.rows[:limit]
+    answers = [right_texts(where, row) for where, row in zip(questions.wheres[:limit], rows)]
+    numbers = [_right_numbers(row, texts) for row, texts in zip(rows, answers)]
 
     def shown(row: Record) -> str:
-      thought = f"{row['chain_of_thought']} #### " if numeric and "chain_of_thought" in row else ""
-      return f"{row['context']} {thought}{row['answer']}"
+      answer = texts_of(row["answer"])[0]
+      if "chain_of_thought" in row and _right_numbers(row, [answer]):
+        answer = f"{row['chain_of_thought']} #### {answer}"
+      return f"{row['context']} {answer}"
 
     contexts = [self._prompts.encode(before + row["context"]) for _, row, before in self._asked(questions, shown)]
-    texts, truncated = self._prompts.generate(contexts, self._options.max_new_tokens)
-    given, right = [text.strip() for text in texts], 0
-    for row, number, text in zip(rows, numbers, given):
-      if numeric:
-        right += final_number(text.split("\n\n")[0]) == number
+    texts, truncated, unfinished = self._prompts.generate(contexts, self._new_tokens(rows))
+    right = cut = 0
+    for row_numbers, row_answers, text, is_unfinished in zip(numbers, answers, texts, unfinished):
+      text = text.strip()
+      end = "\n\n" if row_numbers else "\n"
+      judged, ended, _ = text.partition(end)
+      cut += is_unfinished and not ended
+      if row_numbers:
+        right += final_number(judged) in row_numbers
       else:
-        golds = {normalize_trivia_qa(str(one)) for one in (row["answer"], *row.get("aliases", ()))}
-        right += normalize_trivia_qa(text.split("\n")[0]) in golds
-    counts = {"examples": len(rows), "truncated": sum(truncated), "empty": sum(not text for text in given)}
-    return {"exact_match": 100.0 * right / len(rows)} | counts
+        right += any(_same_words(judged, answer) for answer in row_answers)
+    counts = {"examples": len(rows), "truncated": sum(truncated), "empty": sum(not text.strip() for text in texts)}
+    return {"exact_match": 100.0 * right / len(rows), **counts, "unfinished": cut}
+
+  def _new_tokens(self, rows: Sequence[Record]) -> int:
+    """Return the most tokens of a generated answer."""
+    if self._options.max_new_tokens is not None:
+      return self._options.max_new_tokens
+    wanted = WORKED_TOKENS if any(map(is_worked, rows)) else NEW_TOKENS
+    likelihood = self._prompts.likelihood
+    limits = [likelihood.longest // 2, likelihood.longest_answer]
+    return max(1, min(wanted, *(limit for limit in limits if limit is not None)))
 
   def _texts(self, questions: Questions) -> dict[str, float]:
     """Score every token of each text once; see `Likelihood.rolling`."""
     if self._prompts.both:
       raise UserError(f"{questions.path}: the model is an encoder-decoder, which gives running text no probability")
+    _check_words(questions.path, questions.rows[: self._options.limit])
     nats, counts = 0.0, collections.Counter()
     for row in questions.rows[: self._options.limit]:
       ids = self._prompts.encode(row["text"], special=False)
       nats -= self._prompts.likelihood.rolling(ids, self._prompts.start_id, self._options.stride)
       counts.update(tokens=len(ids), words=len(row["text"].split()), bytes=len(row["text"].encode()))
-    per = {name: math.exp(min(nats / max(counts[name], 1), 700.0)) for name in ("tokens", "words")}
+    per = {name: math.exp(min(nats / counts[name], 700.0)) for name in ("tokens", "words")}
     return {
       "perplexity_per_token": per["tokens"],
       "perplexity_per_word": per["words"],
-      "bits_per_byte": nats / math.log(2) / max(counts["bytes"], 1),
+      "bits_per_byte": nats / math.log(2) / counts["bytes"],
       **{name: float(count) for name, count in counts.items()},
     }
+
+
+def _right_numbers(row: Record, answers: list[str]) -> set[str]:
+  """Return the numbers that are right if the final number of a text is judged; none if its words are."""
+  if is_worked(row):
+    numbers = {final_number(answer) for answer in answers}
+  else:
+    numbers = {final_number(answer) if is_number(answer) else None for answer in answers}
+  return set() if None in numbers else numbers
+
+
+def _same_words(text: str, answer: str) -> bool:
+  """Return whether a text is an answer, normalised as in TriviaQA, or as it is if the answer has no words."""
+  words = normalize_trivia_qa(answer)
+  return normalize_trivia_qa(text) == words if words else text.strip() == answer.strip()

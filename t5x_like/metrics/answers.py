@@ -5,6 +5,7 @@ it, and four more quotes, with spaces. MLQA's rules delete all Unicode punctuati
 """
 
 import collections
+import fractions
 import functools
 import re
 import string
@@ -104,22 +105,117 @@ def best(score: Callable[[str, str], float], golds: list[str], predicted: str) -
   return max(float(score(gold, predicted)) for gold in golds)
 
 
-_MARKED = re.compile(r"####\s*(-?\$?[\d.,]*\d)")
-_NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?\d[\d,]*(?:\.\d+)?")  # the minus of "16-3" is not a sign
+# Digits in groups of three, with spaces, apostrophes, dots or commas between them, as countries and LaTeX have it.
+_SPACED = r"[0-9]{1,3}(?:[ \u00a0][0-9]{3})+(?![0-9])(?:[.,][0-9]+)?"
+_QUOTED = r"[0-9]{1,3}(?:['\u2019_][0-9]{3})+(?![0-9])(?:\.[0-9]+)?"
+_DOTTED = r"[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]{1,2}(?![0-9])"
+_COMMAS = r"[0-9]+(?:,[0-9]{2,3})*,[0-9]{3}(?![0-9])(?:\.[0-9]+)?"  # Indian groups have two digits
+_DECIMAL_COMMA = r"[0-9]+,[0-9]{1,2}(?![0-9,])"
+_PLAIN = r"[0-9]+(?:\.[0-9]+)?"
+_POINT = r"(?<![\w.])\.[0-9]+"
+_EXPONENT = r"(?:[eE](?P<exponent>[+-]?[0-9]{1,3})(?![\w]))?"
+_FRACTION = r"(?:(?P<units>[0-9]{1,15}) )?(?P<above>[0-9]{1,15}) ?/ ?(?P<below>0*[1-9][0-9]{0,14})(?![0-9/]|[.,][0-9])"
+_NUMBER = re.compile(
+  r"(?P<sign>(?<![\w)])-)?"  # the minus of "16-3" is not a sign
+  r"(?:[$\u00a3\u00a5\u20ac\u20b9\u20a9] ?(?P<inner>-)?)?"
+  rf"(?:(?<![\w.,/]){_FRACTION}"
+  rf"|(?<![0-9.,])(?:(?P<spaced>{_SPACED})|(?P<quoted>{_QUOTED})|(?P<dotted>{_DOTTED})|(?P<commas>{_COMMAS})"
+  rf"|(?P<comma>{_DECIMAL_COMMA}))"
+  rf"|(?P<plain>{_PLAIN}|{_POINT}){_EXPONENT})"
+)
+_MARK = re.compile(r"####\s*")
+_MINUS_BEFORE_SPACE = re.compile(r"((?:=|####)\s*)-\s+(?=[$.0-9])")
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}")
+_LATEX_GROUPS = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,;: ])(?=[0-9]{3})")
+_SPELLINGS = str.maketrans(
+  {
+    **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-"),
+    **dict.fromkeys("\u2007\u2008\u2009\u200a\u202f\u205f", "\u00a0"),
+    "\u066b": ".",
+    "\u066c": ",",
+    "\uff0e": ".",
+    "\uff0c": ",",
+    "\uff0f": "/",
+    "\uff04": "$",
+  }
+)
 
 
 def final_number(text: str) -> str | None:
   """Return the number after the first `####`, as GSM8K's `dataset.py`, else the last number in the text, or None.
 
-  Dollar signs, thousands separators and redundant zeros are removed: `"… so it is $1,050.00."` -> `"1050"`.
+  Currency signs, separators of thousands and redundant zeros are removed: `"… it is $1,050.00."` -> `"1050"`. Digits,
+  signs and spaces of other scripts and of typesetting are read as those of ASCII. A fraction is its value, `"2/5"` ->
+  `"0.4"`, `"1/3"` -> `"1/3"`; the percent sign is no part of a number.
   """
-  found = _MARKED.findall(text)[:1] or _NUMBER.findall(text)
-  if not found:
-    return None
-  number = found[-1].replace(",", "").replace("$", "")
-  sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
-  whole, _, fraction = digits.partition(".")
-  fraction = fraction.rstrip("0")
-  whole = whole.lstrip("0") or "0"
-  number = f"{whole}.{fraction}" if fraction else whole
-  return f"{sign}{number}" if number != "0" else number
+  text = _spelled(text)
+  for mark in _MARK.finditer(text):
+    if number := _NUMBER.match(text, mark.end()):
+      return _canonical(number)
+  numbers = list(_NUMBER.finditer(text))
+  return _canonical(numbers[-1]) if numbers else None
+
+
+def is_number(text: str) -> bool:
+  """Return whether a text is a number and nothing else, but for a percent sign or a full stop."""
+  return bool(_NUMBER.fullmatch(_spelled(text).strip().removesuffix(".").removesuffix("%").rstrip()))
+
+
+def _spelled(text: str) -> str:
+  """Return a text with the digits, signs, fractions and spaces of its numbers in ASCII and U+00A0."""
+  if not text.isascii():
+    characters = []
+    for character in text:
+      if character.isdecimal():
+        character = str(unicodedata.decimal(character))
+      elif unicodedata.decomposition(character).startswith("<fraction>"):
+        character = " " + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+      characters.append(character)
+    text = "".join(characters).replace("\u2044", "/").translate(_SPELLINGS)
+  text = text.replace("\\$", "$")
+  text = _LATEX_GROUPS.sub(",", _LATEX_FRACTION.sub(r"\1/\2", text))
+  return _MINUS_BEFORE_SPACE.sub(r"\1-", text)
+
+
+def _canonical(number: re.Match) -> str:
+  """Return a matched number as a decimal without redundant zeros or, if it has none, as a fraction in lowest terms."""
+  if number["below"]:
+    digits = _of_fraction(int(number["units"] or 0), int(number["above"]), int(number["below"]))
+  elif number["exponent"]:
+    mantissa, _, decimals = number["plain"].partition(".")
+    shift = int(number["exponent"])
+    padded = f"{mantissa}{decimals}".zfill(1 - shift + len(decimals)) + "0" * (shift - len(decimals))
+    point = len(padded) - max(len(decimals) - shift, 0)
+    digits = f"{padded[:point]}.{padded[point:]}"
+  elif number["plain"]:
+    digits = number["plain"]
+  elif number["dotted"] or number["comma"]:
+    digits = (number["dotted"] or number["comma"]).replace(".", "").replace(",", ".")
+  elif number["spaced"]:
+    digits = re.sub(r"[ \u00a0]", "", number["spaced"]).replace(",", ".")
+  else:
+    digits = re.sub(r"[,'\u2019_]", "", number["quoted"] or number["commas"])
+  if "/" not in digits:
+    whole, _, decimals = digits.partition(".")
+    decimals = decimals.rstrip("0")
+    whole = whole.lstrip("0") or "0"
+    digits = f"{whole}.{decimals}" if decimals else whole
+  is_negative = bool(number["sign"] or number["inner"])
+  return f"-{digits}" if is_negative and digits != "0" else digits
+
+
+def _of_fraction(units: int, above: int, below: int) -> str:
+  """Return the value of `above / below`, or of a mixed number, in decimals if these end."""
+  value = fractions.Fraction(above, below) + (units if above < below else 0)
+  remainder = value.denominator
+  places = 0
+  for prime in (2, 5):
+    power = 0
+    while remainder % prime == 0:
+      remainder //= prime
+      power += 1
+    places = max(places, power)
+  if remainder > 1:
+    return f"{value.numerator}/{value.denominator}"
+  digits = str(value.numerator * 10**places // value.denominator).zfill(places + 1)
+  return f"{digits[:-places]}.{digits[-places:]}" if places else digits

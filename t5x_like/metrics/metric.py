@@ -32,16 +32,21 @@ class Metric(abc.ABC):
     """Return further results to print beside the scores: counts, parts, a signature."""
     return {}
 
+  def check_references(self, references: Sequence[Any]) -> None:
+    """Raise UserError for references that the metric cannot score, whatever the predictions."""
+    del references
+
   def checked_rows(self, references: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
     """Return `rows` after checking that there are examples, and one prediction for each reference.
 
     Raises:
-      UserError: there are no examples, or the numbers differ.
+      UserError: there are no examples, the numbers differ, or as `check_references`.
     """
     if len(references) != len(predictions):
       raise UserError(f"found {len(predictions)} predictions for {len(references)} references, expected one for each")
     if not references:
       raise UserError("found no examples: a score over zero examples is not defined")
+    self.check_references(references)
     return self.rows(references, predictions)
 
   def __call__(self, references: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:

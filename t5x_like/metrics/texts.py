@@ -6,7 +6,7 @@ Each entry of `METRICS` is a function of its options that returns a `TextMetric`
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 from t5x_like.metrics.answers import final_number, names_referent, normalize_squad, normalize_trivia_qa
@@ -17,6 +17,7 @@ from t5x_like.metrics.summarization import Rouge
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 from t5x_like.metrics.translation import Bleu, Chrf
 
+_ALIASES = ("value", "aliases", "normalized_aliases", "Value", "Aliases", "NormalizedAliases", "HumanAnswers")
 _SENTINEL = re.compile(r"<extra_id_([0-9]{1,3})>")
 
 
@@ -117,8 +118,10 @@ def chrf(*, char_order: int = 6, word_order: int = 0, beta: int = 2, lowercase: 
   return TextMetric(Chrf(char_order, word_order, beta, lowercase))
 
 
-def rouge(*, use_stemmer: bool = True, one_reference: bool = False) -> TextMetric:
-  return TextMetric(Rouge(use_stemmer, one_reference))
+def rouge(
+  *, use_stemmer: bool = True, one_reference: bool = False, tokenize: Literal["ascii", "unicode"] = "ascii"
+) -> TextMetric:
+  return TextMetric(Rouge(use_stemmer, one_reference, tokenize))
 
 
 def tags() -> TextMetric:
@@ -162,9 +165,29 @@ METRICS: dict[str, Callable[..., TextMetric]] = {
 }
 
 
-def texts_of(found: Any) -> Sequence[str]:
-  """Return the right texts in a record's field: a text, a list, or SQuAD's and TFDS's answers."""
-  if isinstance(found, dict):
-    found = found.get("text", found.get("aliases", found.get("value", ())))
-  several = found if isinstance(found, list) else [found]
-  return [one.get("text", "") if isinstance(one, dict) else str(one) for one in several if one is not None]
+def texts_of(value: Any) -> list[str]:
+  """Return the right texts in a record's field: a text, a number, a list of them, or SQuAD's and TriviaQA's answers.
+
+  Null is no text. Of TriviaQA's answers the value and all aliases are right.
+
+  Raises:
+    ValueError: the field holds a truth value, a number that is not finite, or objects of another form.
+  """
+  if value is None:
+    return []
+  if isinstance(value, str):
+    return [value]
+  if isinstance(value, float) and value.is_integer():
+    return [str(int(value))]
+  if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    return [str(value)]
+  if isinstance(value, list | tuple):
+    return [text for part in value for text in texts_of(part)]
+  if isinstance(value, dict):
+    if "text" in value:
+      return texts_of(value["text"])
+    names = [name for name in _ALIASES if name in value]
+    if names:
+      return list(dict.fromkeys(text for name in names for text in texts_of(value[name])))
+    raise ValueError(f"found an object of {', '.join(map(str, value)) or 'nothing'}, expected one with text or value")
+  raise ValueError(f"found {str(value)[:40]}, expected a text, a number or a list of them")

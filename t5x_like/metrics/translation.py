@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.errors import UserError
+from t5x_like.errors import UserError, one_line
 from t5x_like.metrics.metric import Metric
 
 
@@ -37,6 +37,9 @@ class Bleu(_SacreBleu):
   Args:
     tokenize: sacrebleu's tokenizer: 13a (WMT's), intl, zh, char, none, …
     lowercase: ignore case.
+
+  Raises:
+    UserError: there is no such tokenizer, or what it needs is not installed or cannot be fetched.
   """
 
   def __init__(self, tokenize: str = "13a", lowercase: bool = False):
@@ -44,7 +47,14 @@ class Bleu(_SacreBleu):
 
     if tokenize not in BLEU.TOKENIZERS:
       raise UserError(f"bleu: tokenize={tokenize}: expected one of {', '.join(BLEU.TOKENIZERS)}")
-    super().__init__("bleu", BLEU(tokenize=tokenize, lowercase=lowercase))
+    try:
+      metric = BLEU(tokenize=tokenize, lowercase=lowercase)
+    except Exception as error:  # a package that is not installed, or a model that cannot be fetched
+      raise UserError(
+        f"bleu: tokenize={tokenize}: not available ({one_line(error)}); install what it needs, or fetch its model where"
+        " there is a network, or choose another tokenizer"
+      ) from error
+    super().__init__("bleu", metric)
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
     score = self._metric._compute_score_from_stats(rows_NC.sum(0).tolist())

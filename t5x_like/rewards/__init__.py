@@ -24,6 +24,7 @@ import numpy as np
 
 from t5x_like import slots
 from t5x_like.errors import UserError, one_line
+from t5x_like.metrics.texts import texts_of as right_texts
 
 _WHERE = "config.objective.reward"
 Reward = Callable[[list[str], list[dict[str, Any]]], Sequence[float]]
@@ -80,6 +81,32 @@ def texts_of(tokens_RN: np.ndarray, vocabulary, ends: Sequence[int]) -> list[str
   """Return the texts of completions up to their ends."""
   rows = [row[: next((place for place, i in enumerate(row) if i in ends), None)] for row in tokens_RN.tolist()]
   return [vocabulary.decode([i for i in row if i < vocabulary.size]) for row in rows]
+
+
+def answers_of(example: dict[str, Any]) -> set[str]:
+  """Return the right texts in the fields of an example, without white space around them; see `metrics.texts.texts_of`.
+
+  A truth value is right in Python's spelling and in JSON's. Empty texts are no answers, so that no empty completion is
+  rewarded.
+
+  Raises:
+    ValueError: the example has fields, but none of them holds a text or a number.
+  """
+  answers = set()
+  for value in example.values():
+    if isinstance(value, bool):
+      answers |= {str(value), str(value).lower()}
+      continue
+    if isinstance(value, float):
+      answers.add(str(value))  # 18.0 beside the 18 of `texts_of`
+    try:
+      answers.update(text.strip() for text in right_texts(value))
+    except ValueError:  # such as the messages of a conversation
+      continue
+  answers.discard("")
+  if example and not answers:
+    raise ValueError(f"found no text or number in the fields {', '.join(example)} of an example")
+  return answers
 
 
 def of_texts(value: str | dict[str, Any], texts: list[str], examples: list[dict[str, Any]]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""1 for a text whose final number is that of one of the example's fields, as for GSM8K; else 0.
+"""1 for a text whose final number is that of one of the example's answers, as for GSM8K; else 0.
 
 Cobbe et al. 2021 (arXiv:2110.14168): a solution is right if its final number is. It is read as by the metric of GSM8K.
 """
@@ -6,9 +6,13 @@ Cobbe et al. 2021 (arXiv:2110.14168): a solution is right if its final number is
 from typing import Any
 
 from t5x_like.metrics.answers import final_number
+from t5x_like.rewards import answers_of
 
 
 def reward(texts: list[str], examples: list[dict[str, Any]]) -> list[float]:
   """Return a reward for each text; see `t5x_like.rewards`."""
-  right = [{final_number(str(value)) for value in example.values()} - {None} for example in examples]
-  return [float(final_number(text) in answers) for text, answers in zip(texts, right, strict=True)]
+  rewards = []
+  for text, example in zip(texts, examples, strict=True):
+    right = {final_number(answer) for answer in answers_of(example)} - {None}
+    rewards.append(float(final_number(text) in right))
+  return rewards

@@ -109,6 +109,27 @@ def test_samples_of_shards(tmp_path):
   assert records(f"webdataset:{tmp_path}/s-000.tar", fields=("jpg",)) == [Skip("sample without jpg")] * 3
 
 
+@pytest.mark.parametrize("prefix", ["", "./", "a.b/", "./a.b/"])
+def test_hidden_files_are_no_parts_of_samples(tmp_path, prefix):
+  """macOS's tar writes a `._` file before each."""
+  files = []
+  for n in range(2):
+    for end, data in (("cls", b"%d" % n), ("txt", b"a")):
+      files += [(f"{prefix}._{n}.{end}", b"\0\5\x16\7 not text \xff"), (f"{prefix}{n}.{end}", data)]
+  files += [(f"{prefix}.DS_Store", b"\0"), (f"{prefix}.hidden.txt", b"x")]
+  assert records(f"webdataset:{tar(tmp_path / 's.tar', files)}") == [{"cls": 0, "txt": "a"}, {"cls": 1, "txt": "a"}]
+
+
+@pytest.mark.parametrize("size", ["octal", "binary", "pax"])
+def test_a_member_longer_than_its_shard_is_damage(tmp_path, size):
+  """Of 2**33 and 2**60 bytes, which were read in blocks of nothing for hours."""
+  member = tarfile.TarInfo("0.bin")
+  member.size = 2**33 - 1 if size == "octal" else 2**60
+  form = tarfile.PAX_FORMAT if size == "pax" else tarfile.GNU_FORMAT
+  (tmp_path / "s.tar").write_bytes(member.tobuf(form) + b"\0" * 4096)
+  assert "s.tar: found a truncated or damaged shard" in refusal(f"webdataset:{tmp_path}/s.tar")
+
+
 def test_shards_are_labelled_images(tmp_path):
   from image_files import NOISE, encoded
   from t5x_like.data import task
@@ -129,6 +150,11 @@ def test_shards_are_labelled_images(tmp_path):
     source.classes("cls")
   named = tar(tmp_path / "j.tar", [(f"{n}.json", b'{"kind": "%s"}' % kind) for n, kind in enumerate((b"dog", b"cat"))])
   assert open_source(f"webdataset:{named}").classes("json.kind") == ("cat", "dog")
+  mixed = tar(
+    tmp_path / "m.tar", [(f"{n}.json", b'{"kind": %s}' % kind) for n, kind in enumerate((b"10", b'"x"', b"2"))]
+  )
+  with pytest.raises(UserError, match="found numbers and texts in field 'json.kind', such as (10|2) and 'x'"):
+    open_source(f"webdataset:{mixed}").classes("json.kind")
 
 
 def test_hostile_shards_are_refused_and_write_nothing(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """Sources: what each form yields, in which order, and what is said of files that are missing, damaged or odd."""
 
 import codecs
+import datetime
+import decimal
 import gzip
 import json
 import re
@@ -270,3 +272,25 @@ def test_damaged_records_are_refused(dataset, tmp_path):
     assert "dataset my_texts/1.2.0: cannot be read from" in refusal(
       "tfds:my_texts", data_dir=str(copy), text_field="body"
     )
+
+
+@pytest.mark.parametrize("form", ["lines", "jsonl", "folders", "coco", "arrow", "record", "t5:stsb:jsonl"])
+def test_a_path_too_long_for_a_name_is_one_line(form):
+  assert "too long for a file's name" in refusal(f"{form}:{'x' * 300}")
+
+
+@pytest.mark.parametrize(
+  ("values", "kind"),
+  [
+    ([b"alpha"], "bytes"),
+    ([datetime.date(2026, 1, 2)], "date"),
+    ([decimal.Decimal("1.5")], "Decimal"),
+    ([True], "bool"),
+  ],
+)
+def test_columns_of_other_types_are_named(values, kind, tmp_path):
+  import pyarrow
+  import pyarrow.parquet
+
+  pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet")
+  assert f"a.parquet, row 1: found {kind}" in refusal(f"parquet:{tmp_path / 'a.parquet'}")

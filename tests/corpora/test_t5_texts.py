@@ -254,3 +254,44 @@ def test_what_cannot_be_rewritten_is_one_line(source, words, tmp_path):
   with pytest.raises(UserError) as error:
     list(open_source(source.format(tmp_path)).records("train"))
   assert words in str(error.value) and "\n" not in str(error.value)
+
+
+FULL = {
+  "stsb": {"sentence1": "a", "sentence2": "b", "label": 1.0, "idx": 0},
+  "multirc": {"question": "a", "answer": "b", "paragraph": "c", "label": 1, "idx": {"answer": 0}},
+  "record": {"passage": "a", "query": "b", "entities": ["c"], "answers": ["c"], "idx": {"query": 0}},
+  "squad": {"id": "a", "question": "b", "context": "c", "answers": {"text": ["c"]}},
+  "squad_context_free": {"id": "a", "question": "b", "context": "c", "answers": {"text": ["c"]}},
+  "wsc": {"text": "he is", "span1_text": "a", "span2_text": "he", "span2_index": 0, "label": 1, "idx": 0},
+  "wnli": {"sentence1": "Ann said it fell.", "sentence2": "Ann said the cup fell.", "label": 1, "idx": 0},
+  "dpr": {"sentence": "So he is.", "pronoun": "he", "candidates": ["a", "b"], "label": 0},
+}
+
+
+@pytest.mark.parametrize("form", FULL)
+def test_records_without_a_field_or_with_other_values_are_one_line(form, tmp_path):
+  assert len(made(form, [FULL[form]], tmp_path)) == 1
+  for field in FULL[form]:
+    if field == "idx":
+      continue
+    with pytest.raises(UserError, match=f"rows.jsonl:1: found no field '{field}' among .*; t5:{form} needs"):
+      made(form, [{key: value for key, value in FULL[form].items() if key != field}], tmp_path)
+    for bad in (None, 7, [1], {"x": 1}):
+      try:
+        made(form, [FULL[form] | {field: bad}], tmp_path)
+      except UserError as error:
+        assert "rows.jsonl:1: found" in str(error) and "\n" not in str(error)
+
+
+def test_words_of_wnli_are_no_patterns(tmp_path):
+  """They never ended; a word that is no pattern has no referent, as in the published code."""
+  row = {"sentence1": "(x+x+)+y it end", "sentence2": "(x+x+)+y " + "x" * 40, "label": 1, "idx": 0}
+  assert made("wnli", [row], tmp_path)[0]["targets"] == "x" * 40
+  row = {"sentence1": "Ann (2 said it fell.", "sentence2": "Ann (2 said the cup fell.", "label": 1, "idx": 0}
+  assert made("wnli", [row], tmp_path)[0]["judged"] == ["", "True"]
+
+
+@pytest.mark.parametrize("label", [float("nan"), "inf"])
+def test_a_score_that_is_not_finite_is_refused(label, tmp_path):
+  with pytest.raises(UserError, match="found the score '(nan|inf)', expected a number"):
+    made("stsb", [FULL["stsb"] | {"label": label}], tmp_path)

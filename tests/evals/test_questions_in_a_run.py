@@ -9,9 +9,9 @@ from t5x_like.report.writer import read_metrics
 
 RECIPE = "tests/recipes/nano_decoder.py"
 FILES = {
-  "choices": {"query": "The door was", "choices": ["open", "a sea"], "gold": 0},
-  "answers": {"context": "2 + 3 =", "answer": "5"},
-  "texts": {"text": "A short text of its own."},
+  "choices": {"query": "The door {} was", "choices": ["open", "a sea"], "gold": 0},
+  "answers": {"context": "{} 2 + 3 =", "answer": "5"},
+  "texts": {"text": "A short text {} of its own."},
 }
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 @pytest.fixture
 def files(tmp_path):
   for name, row in FILES.items():
-    (tmp_path / f"{name}.jsonl").write_text("\n".join([json.dumps(row)] * 3) + "\n")
+    (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row).replace("{}", str(n)) + "\n" for n in range(3)))
   return tmp_path
 
 
@@ -35,8 +35,11 @@ def test_scores_in_a_run_are_those_of_evaluate(files, capsys):
   flags = [f"--questions={files}/*.jsonl", "--shots=1", "--max_examples=2", f"--output={files / 'asked'}"]
   assert evaluate.main([run, *flags]) == 0
   found = json.loads((files / "asked" / "results.json").read_text())["tasks"]
-  assert {task.split("/")[-1] for task in found} == {"choices", "texts"}  # 64 tokens of an answer do not fit
+  assert {task.split("/")[-1] for task in found} == {"answers", "choices", "texts"}
   for task, one in found.items():
+    if task.endswith("answers"):
+      assert one["metrics"]["1-shot/unfinished"] == 2  # at more than the 4 tokens of the run
+      continue
     for metric, value in one["metrics"].items():
       now = rows[1][f"eval/asked/{task.split('/')[-1]}/{metric.removeprefix('1-shot/')}"]
       assert now == pytest.approx(value, rel=1e-5), metric

@@ -33,7 +33,7 @@ def asked(folder, rows: list[dict], shots: int = 0):
 @pytest.mark.parametrize(
   ("shots", "before"),
   [(0, ""), (1, "Is it?\nA. yes\nB. no\nAnswer: A\n\n")]
-  + [(5, "Is it?\nA. yes\nB. no\nAnswer: A\n\nWas it?\nA. yes\nB. no\nAnswer: B\n\n")],
+  + [(2, "Is it?\nA. yes\nB. no\nAnswer: A\n\nWas it?\nA. yes\nB. no\nAnswer: B\n\n")],
 )
 def test_mmlu_names_the_subject_and_shows_its_first_examples(shots, before, tmp_path):
   ((_, pairs, right),) = asked(tmp_path, ROWS, shots)
@@ -54,7 +54,7 @@ def read(folder, name: str, rows: list[dict]):
 
 def test_examples_that_are_not_there_are_missed(tmp_path):
   rows = [{key: value for key, value in row.items() if key != "split"} for row in ROWS]
-  with pytest.raises(UserError, match="mmlu.jsonl:1: found no example of the split dev and the subject 'abstract_alg"):
+  with pytest.raises(UserError, match="mmlu.jsonl:1: found no examples of the split dev and the subject 'abstract_alg"):
     asked(tmp_path, rows, 1)
   test, dev = read(tmp_path, "test", rows[:1]), read(tmp_path, "dev", rows[1:])
   ((_, pairs, _),) = questions.lettered(test, dev, questions.Options(shots=1))
@@ -64,10 +64,13 @@ def test_examples_that_are_not_there_are_missed(tmp_path):
 class Model:
   """A stand-in for `Prompts` and its likelihood: every continuation has a score, and every context an answer."""
 
-  both, longest_answer, encode = False, None, list
+  both, longest_answer = False, None
 
   def __init__(self, answer: str = "", score=len):
     self.likelihood, self.given, self._answer, self._score = self, [], answer, score
+
+  def encode(self, text, special=True):
+    return list(text)
 
   def pair(self, context, continuation):
     return context, continuation
@@ -76,8 +79,17 @@ class Model:
     self.given += pairs
     return [Scored(self._score(text), True) for _, text in pairs]
 
+  longest = 512
+
   def generate(self, contexts, new):
-    return [self._answer] * len(contexts), [False] * len(contexts)
+    self.new = new
+    answers = self._answer if isinstance(self._answer, list) else [self._answer] * len(contexts)
+    return answers, [False] * len(contexts), [len(answer) >= new for answer in answers]
+
+  def rolling(self, ids, start, stride):
+    return -float(len(ids))
+
+  start_id = 0
 
 
 def ask(model, file, examples=None, **options):
@@ -110,6 +122,97 @@ def test_numbers_are_equal_however_they_are_written(answer, tmp_path):
 def test_an_answer_in_words_is_not_judged_by_its_number(tmp_path):
   file = read(tmp_path, "q", [{"context": "Is it?", "answer": "yes", "chain_of_thought": "It may."}])
   assert [ask(Model(text), file)["exact_match"] for text in ("Yes.", "no number")] == [100, 0]
+
+
+@pytest.mark.parametrize(
+  ("answer", "text"),
+  [
+    (["Ann Lee", "Lee"], "lee"),
+    ({"value": "Onion", "aliases": ["Allium cepa"]}, "allium cepa"),
+    ({"text": ["Rome"], "answer_start": [3]}, "Rome."),
+    ([18, "19"], "so 19"),
+    ("5 + 5 #### 10", "10"),
+    ("50%", "It is 50 %"),
+    (".5", "0.5"),
+    ("C++", "C++"),
+    ("?", "?"),
+  ],
+)
+def test_answers_of_several_forms(answer, text, tmp_path):
+  file = read(tmp_path, "q", [{"context": "Q", "answer": answer, "aliases": None}])
+  assert [ask(Model(given), file)["exact_match"] for given in (text, "5 none", "")] == [100, 0, 0]
+
+
+@pytest.mark.parametrize("answer", [None, True, [], [None], "", {"id": 1}, ["a", {"x": 1}], [False]])
+def test_answers_that_are_none_are_refused_by_row(answer, tmp_path):
+  with pytest.raises(UserError, match="q.jsonl:2: answer: "):
+    read(tmp_path, "q", [{"context": "Q", "answer": "a"}, {"context": "Q", "answer": answer}])
+
+
+def test_a_text_of_aliases_is_one_alias(tmp_path):
+  file = read(tmp_path, "q", [{"context": "Q", "answer": "a", "aliases": "1234567"}])
+  assert [ask(Model(text), file)["exact_match"] for text in ("3", "1234567")] == [0, 100]
+
+
+def test_a_row_is_judged_by_its_own_answer(tmp_path):
+  rows = [{"context": f"Q{n}", "answer": n} for n in range(3)] + [{"context": "Q", "answer": "18 apples"}]
+  found = ask(Model(["it is 0.0", "so 1.00", "$2", "19 apples"]), read(tmp_path, "q", rows))
+  assert found["exact_match"] == 75
+
+
+def test_answers_that_reach_the_limit_are_counted(tmp_path):
+  file = read(tmp_path, "q", [{"context": f"Q{n}", "answer": text} for n, text in enumerate(("ten", 10, 10))])
+  model = Model(["tenth\nQ", "1\n2\n3", "1\n\nQ: 2"])
+  assert ask(model, file, max_new_tokens=5)["unfinished"] == 1  # the first line, and the last's paragraph, have ended
+  assert ask(model, file)["unfinished"] == 0 and model.new == 64
+  worked = read(tmp_path, "w", [{"context": "Q", "answer": "5 + 5 #### 10"}])
+  ask(model, worked)
+  assert model.new == 256
+  model.longest = 100  # tokens that the model reads
+  ask(model, worked)
+  assert model.new == 50
+
+
+@pytest.mark.parametrize("number", [6, 10, 26, 27])
+def test_more_options_than_five(number, tmp_path):
+  letters = [chr(ord("A") + place) for place in range(number)]
+  row = {"question": "?", "choices": [f"option {n}" for n in range(number)], "answer": "F"}
+  if number > 26:
+    with pytest.raises(UserError, match="mmlu.jsonl:1: found 27 choices, expected at most 26"):
+      asked(tmp_path, [row])
+    return
+  ((_, pairs, right),) = asked(tmp_path, [row])
+  assert [letter for _, letter in pairs] == [f" {letter}" for letter in letters] and right == 5
+  assert pairs[0][0].count("option ") == number
+
+
+def test_fewer_rows_than_shots_are_refused(tmp_path):
+  rows = [{"context": f"Q{n}", "answer": "a"} for n in range(2)]
+  with pytest.raises(UserError, match="q.jsonl:1: found 1 other questions in .*q.jsonl, expected 5"):
+    ask(Model(), read(tmp_path, "q", rows), shots=5)
+  with pytest.raises(UserError, match="found 2 examples of the split dev and the subject .* expected 3"):
+    asked(tmp_path, ROWS, 3)
+
+
+def test_a_question_is_not_among_its_examples_with_another_id(tmp_path):
+  rows = [{"context": f"Q {n}", "answer": n, "id": n} for n in range(2)]
+  copies = [{"id": 9, "answer": 7, "context": f"q  {n} "} for n in (0, 1)]
+  model = Model("0")
+  contexts = []
+  model.encode = lambda text, special=True: contexts.append(text) or list(text)
+  ask(model, read(tmp_path, "q", rows), read(tmp_path, "examples", copies), shots=1)
+  assert [" ".join(context.split()) for context in contexts] == ["q 1 7 Q 0", "q 0 7 Q 1"]
+  dev = [ROWS[1], ROWS[2], ROWS[1] | {"split": "test", "answer": "B", "id": 3}]
+  ((_, pairs, _),) = asked(tmp_path, dev, 1)
+  assert pairs[0][0].count("Is it?") == 1
+
+
+@pytest.mark.parametrize("texts", [[""], ["", " \n"]])
+def test_texts_without_words_have_no_perplexity(texts, tmp_path):
+  with pytest.raises(UserError, match="t.jsonl: holds no text but white space"):
+    ask(Model(), read(tmp_path, "t", [{"text": text} for text in texts]))
+  found = ask(Model(), read(tmp_path, "t", [{"text": text} for text in [*texts, "ab"]]))
+  assert found["words"] == 1
 
 
 def test_saved_answers_are_of_the_checkpoint_and_the_file(tmp_path, monkeypatch):

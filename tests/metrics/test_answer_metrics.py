@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from t5x_like.metrics.answers import final_number, normalize_mlqa, normalize_squad, normalize_trivia_qa, token_f1
+from t5x_like.metrics.answers import (
+  final_number,
+  is_number,
+  normalize_mlqa,
+  normalize_squad,
+  normalize_trivia_qa,
+  token_f1,
+)
 from t5x_like.metrics.squad import Answers, AnswersOrNone, LocalAnswers
 from t5x_like.metrics.texts import METRICS
 
@@ -117,10 +124,56 @@ def test_squad_2_leaves_out_what_has_no_prediction():
     ("#### 5\nQuestion: 9\n#### 9", "5"),
     ("none", None),
     ("", None),
+    # Leading points, signs, groups and digits as people, other countries and LaTeX write them.
+    (".5", "0.5"),
+    ("it costs $.25.", "0.25"),
+    ("#### -.5 and 7", "-0.5"),
+    ("see No.5", "5"),
+    ("−5", "-5"),
+    ("#### −5", "-5"),
+    ("= - 3", "-3"),
+    ("16 − 3", "3"),
+    ("pages 10–15", "15"),
+    ("-€5", "-5"),
+    ("$-5", "-5"),
+    ("1 000", "1000"),
+    ("1\u00a0000", "1000"),
+    ("1\u2009000\u2009000", "1000000"),
+    ("1\u202f000,50", "1000.5"),
+    ("in 2020 100 people", "100"),
+    ("1'000", "1000"),
+    ("1{,}000", "1000"),
+    ("1,000.50", "1000.5"),
+    ("1.000,50", "1000.5"),
+    ("1,00,000", "100000"),
+    ("0,5", "0.5"),
+    ("1,2,3", "3"),
+    ("50 %", "50"),
+    ("2/5", "0.4"),
+    ("\\frac{1}{3}", "1/3"),
+    ("4/2", "2"),
+    ("2½", "2.5"),
+    ("3/5/2024", "2024"),
+    ("1.5e3", "1500"),
+    ("25e-1", "2.5"),
+    ("１２３", "123"),
+    ("٣٫٥", "3.5"),
+    ("10²", "10"),
+    ("\\$18", "18"),
   ],
 )
 def test_final_number(text, number):
   assert final_number(text) == number
+
+
+def test_a_text_that_is_a_number():
+  numbers = ("18", "$18.0", "1 000", "50 %", "−5", "2/5", "18.")
+  assert all(map(is_number, numbers)) and not any(map(is_number, ("18 apples", "", "x", "1 2", "####")))
+
+
+def test_long_texts_of_digits_take_no_time():
+  for part in ("1", "1,", "1 ", ",12", "1 111", "-", " / ", "= - ", "####"):
+    final_number(part * 20_000)
 
 
 @pytest.mark.parametrize(

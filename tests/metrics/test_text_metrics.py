@@ -4,6 +4,7 @@ import pytest
 from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU, CHRF
 
+from t5x_like.errors import UserError
 from t5x_like.metrics.summarization import Rouge, split_sentences
 from t5x_like.metrics.texts import METRICS
 from t5x_like.metrics.translation import Bleu, Chrf
@@ -100,3 +101,32 @@ def test_a_tag_behind_a_sentinel_is_that_of_its_word():
     result = scored.metric([scored.reference([gold])], [scored.prediction(found)])
     assert result["recall" if name == "entities" else "accuracy"] == pytest.approx(expected)
   assert METRICS["tags"]().prediction("<extra_id_99999999> O") == ["<extra_id_99999999>", "O"]
+
+
+RUSSIAN = "Быстрая лиса прыгает через ленивую собаку"
+SCRIPTS = [RUSSIAN, "η γρήγορη αλεπού πηδά", "敏捷的狐狸跳过懒狗。", "สุนัขจิ้งจอก", "तेज़ लोमड़ी कूदती है", "الثعلب السريع"]
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_rouge_of_other_scripts(text):
+  with pytest.raises(UserError, match="tokenize=unicode"):
+    Rouge()([[text]], [text])
+  words = text.split() if " " in text else [text[: len(text) // 2], text[len(text) // 2 :]]
+  scores = Rouge(tokenize="unicode")([[text], [text]], [text, words[0]])
+  assert 50 < scores["rouge1"] < 100 and scores["rougeL"] == scores["rouge1"]
+
+
+def test_rouge_of_one_row_in_another_script():
+  gold, given = [["a small dog"], ["über große Hunde"], [RUSSIAN]], ["a small dog", "über große Hunde", RUSSIAN]
+  rows_NC = Rouge().checked_rows(gold, given)
+  assert Rouge().details(rows_NC, gold, given) == {"other_scripts": 1}
+  assert Rouge().scores(rows_NC)["rouge1"] == pytest.approx(200 / 3)
+
+
+def test_a_tokenizer_of_bleu_that_cannot_be_made(monkeypatch):
+  def absent(*_, **__):
+    raise RuntimeError("needs\nmecab")
+
+  monkeypatch.setattr("sacrebleu.metrics.BLEU.__init__", absent)
+  with pytest.raises(UserError, match="tokenize=ja-mecab: not available .needs mecab."):
+    Bleu("ja-mecab")

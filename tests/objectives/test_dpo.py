@@ -79,6 +79,14 @@ def test_a_margin_goes_with_its_pair(tmp_path):
     ({"prompt": "a", "chosen": "b"}, {}, "found no field 'rejected' among prompt, chosen"),
     ({"prompt": "a", "chosen": [{"role": "user"}], "rejected": "b"}, {}, "found no 'content' among role"),
     ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "1 records skipped .the same answer twice."),
+    (
+      {
+        side: [{"role": "user", "content": side}, {"role": "assistant", "content": side}]
+        for side in ("chosen", "rejected")
+      },
+      {"prompt": None},
+      "1 records skipped .answers to different prompts.",
+    ),
     ({"prompt": "a", "chosen": "", "rejected": "b"}, {}, "1 records skipped .empty answer."),
     ({"prompt": "", "chosen": "b", "rejected": "c"}, {}, "1 records skipped .empty prompt."),
     (

@@ -100,3 +100,33 @@ def test_a_bad_reward_is_one_line(found, words, monkeypatch):
   monkeypatch.setattr(exact, "reward", lambda *_: sys.exit(0) if found == "exit" else found if found else 1 / 0)
   with pytest.raises(UserError, match=f"config.objective.reward: exact.*{words}"):
     rewards.of_texts("exact", ["a", "b"], [{}, {}])
+
+
+def test_rewards_of_answers_that_are_no_text():
+  """Several right answers, and TriviaQA's, are each right; null and empty texts are never."""
+  trivia = {"value": "Onion", "aliases": ["Allium cepa"], "type": "WikipediaEntity"}
+  for answer, text in (
+    (["a", "b"], "b"),
+    (trivia, "Allium cepa"),
+    (trivia, "Onion"),
+    (18.0, "18"),
+    (18.0, "18.0"),
+    (True, "true"),
+  ):
+    assert exact.reward([text, str(answer) + "!", ""], [{"answer": answer, "input": ""}] * 3) == [1.0, 0.0, 0.0]
+  assert exact.reward(["None", ""], [{"answer": None, "id": "x"}] * 2) == [0.0, 0.0]
+  assert number.reward(["18", "2"], [{"answer": ["18", "19"]}, {"answer": {"value": "two", "aliases": ["2"]}}]) == [
+    1,
+    1,
+  ]
+  with pytest.raises(UserError, match="exact failed: .*found no text or number in the fields answer"):
+    rewards.of_texts("exact", ["None"], [{"answer": None}])
+  assert rewards.of_texts("exact", [""], [{}]).tolist() == [0.0]  # a row that only fills a batch
+
+
+def test_rewards_of_numbers_as_people_write_them():
+  texts = [".5", "$.25", "−5", "1 000", "1\u202f000,5", "2/5", "1.5e3", "0,5"]
+  answers = ["5", "25", "5", "0", "5", "5", "3", "5"]
+  assert number.reward(texts, [{"answer": answer} for answer in answers]) == [0.0] * 8
+  answers = [0.5, "0.25", -5, "1,000", 1000.5, "0.4", "1500", "0.5"]
+  assert number.reward(texts, [{"answer": answer} for answer in answers]) == [1.0] * 8

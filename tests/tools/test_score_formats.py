@@ -191,3 +191,60 @@ def test_last_words_and_sums(score):
   rows = jsonl([{"question": "?", "answer": "1+1=2\n#### 2"}, {"question": "!", "answer": "#### 1,000"}])
   given = jsonl([{"id": 0, "prediction": "so 2."}, {"id": 1, "prediction": "no idea"}])
   assert score("gsm8k", ("test.jsonl", rows), ("p.jsonl", given)) == {"exact_match": 50.0, "examples": 2, "invalid": 1}
+
+
+SUMS = [{"id": name, "question": f"q{name}", "answer": f"#### {i}"} for i, name in enumerate((2, 0, 1, 3))]
+KEYS = ["answer", "label", "text", "output", "response", "completion", "resps"]
+
+
+@pytest.mark.parametrize(
+  "key", ["pred", "predicted_answer", "generated_text", "modelOutput", "prediction", "model_answer"]
+)
+def test_the_gold_beside_a_prediction_is_not_scored(score, key):
+  rows = [{"id": row["id"], "answer": row["answer"], key: "#### 99", f"{key}_score": 1} for row in SUMS]
+  assert score("gsm8k", ("test.jsonl", jsonl(SUMS)), ("p.jsonl", jsonl(rows)))["exact_match"] == 0
+
+
+@pytest.mark.parametrize("keys", [*zip(KEYS, KEYS[1:]), ("prediction", "generated_text")])
+def test_two_keys_that_could_be_the_prediction(tmp_path, capsys, keys):
+  rows = [{"id": row["id"], **dict.fromkeys(keys, row["answer"])} for row in SUMS]
+  flags = (
+    f"--references={write(tmp_path / 'r.jsonl', jsonl(SUMS))}",
+    f"--predictions={write(tmp_path / 'p.jsonl', jsonl(rows))}",
+  )
+  code, said = run(capsys, "gsm8k", *flags)
+  assert code == 2 and f"{keys[0]!r} and {keys[1]!r}" in said
+
+
+@pytest.mark.parametrize("field", ["id", "idx", "index", "qid", "question_id"])
+def test_ids_that_are_numbers_in_another_order(score, field):
+  """Right predictions stand in the order of their ids, and beside another index in the order of the references."""
+  rows = [{field: row["id"], "answer": row["answer"]} for row in SUMS]
+  given = sorted(({field: row["id"], "prediction": row["answer"]} for row in SUMS), key=lambda row: row[field])
+  for several in (given, given[::-1], [{field: float(row[field]), "prediction": row["prediction"]} for row in given]):
+    assert score("gsm8k", ("test.jsonl", jsonl(rows)), ("p.jsonl", jsonl(several)))["exact_match"] == 100
+  if field != "index":
+    table = [{"index": number} | row for number, row in enumerate(given)]
+    assert score("gsm8k", ("test.jsonl", jsonl(rows)), ("p.jsonl", jsonl(table)))["exact_match"] == 100
+
+
+def test_an_index_that_could_be_an_id_or_a_number(tmp_path, capsys):
+  rows = [{"index": number, "prediction": "1"} for number in range(4)]
+  flags = (
+    f"--references={write(tmp_path / 'r.jsonl', jsonl(SUMS))}",
+    f"--predictions={write(tmp_path / 'p.jsonl', jsonl(rows))}",
+  )
+  code, said = run(capsys, "gsm8k", *flags)
+  assert code == 2 and "its 'index' could be an example's 'id' or its number" in said
+
+
+def test_texts_that_begin_with_brackets(score, tmp_path, capsys):
+  lines = ["[Musik] Hallo zusammen.", '{"so"} sagt man', "[1] Hier ist [ein] Satz."]
+  for first in range(3):
+    texts = lines[first:] + lines[:first]
+    assert score("bleu", ("test.de", texts), ("hyp.de", texts))["bleu"] == pytest.approx(100)
+    assert score("chrf", ("test", texts[:1]), ("hyp.out", texts[:1]))["chrf"] == pytest.approx(100)
+  damaged = [*jsonl([{"id": 0, "prediction": "a"}, {"id": 1, "prediction": "b"}]), '{"id": 2, "predic']
+  flags = f"--references={write(tmp_path / 'r', lines)}", f"--predictions={write(tmp_path / 'p', damaged)}"
+  code, said = run(capsys, "bleu", *flags)
+  assert code == 2 and "p:3: broken JSON" in said

@@ -11,6 +11,7 @@ Files are plain or compressed; docs/how-to/score-predictions.md has their format
 
 import argparse
 import collections
+import dataclasses
 import inspect
 import json
 import math
@@ -32,7 +33,7 @@ from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.texts import METRICS
 
 from .benchmarks import BENCHMARKS, Benchmark
-from .files import IDS
+from .files import IDS, Ids, Row, name_of
 
 _FLAGS = ("references", "predictions", "compare", "bootstrap", "seed", "output")
 _SUITES = {"glue": glue.SUITE, "superglue": superglue.SUITE}
@@ -163,8 +164,8 @@ def _pair(made: Benchmark, references: Sequence[str], path: str) -> tuple[Scored
       raise UserError(f"{where}: {error}") from None
   entries, ids = made.given(path)
   counts = {}
-  if ids is not None:
-    entries, counts = _by_id(made, references[0], [row for _, row in found], dict(zip(ids, entries)), path)
+  if ids:
+    entries, counts = _by_id(made, references[0], [row for _, row in found], ids, entries, path)
   elif len(entries) != len(found):
     expected = f"{len(found)} examples, expected one for each, in order"
     raise UserError(f"{path}: found {len(entries)} predictions without ids for {expected}")
@@ -181,19 +182,50 @@ def _pair(made: Benchmark, references: Sequence[str], path: str) -> tuple[Scored
   )
 
 
-def _by_id(made: Benchmark, where: str, rows: list, given: dict[str, tuple], path: str):
-  """Return the predictions of the examples, in order, by the names that match most: numbers, or a field of IDS."""
-  names = [str(number) for number in range(len(rows))]
-  for field in IDS:
-    found = [row.get(field) if isinstance(row, dict) else None for row in rows]
-    own = [name if one is None else str(one) for one, name in zip(found, names)]
-    often = collections.Counter(own).most_common(1)[0]
-    if field in ("index", "idx") and often[1] > 1:
-      raise UserError(f"{where}: id {often[0]} stands {often[1]} times, expected once")
-    if often[1] == 1 and sum(one in given for one in own) > sum(one in given for one in names):
-      names = own
-  missing, extra = [name for name in names if name not in given], [name for name in given if name not in {*names}]
-  if len(missing) == len(names):
+@dataclasses.dataclass(frozen=True)
+class _Alignment:
+  """One way to give the examples their predictions.
+
+  Attributes:
+    field: the field of the predictions' ids.
+    reference: the field of the examples' ids; None for their numbers from 0.
+    names: the id of each example.
+    matches: how many of them have a prediction.
+  """
+
+  field: str
+  reference: str | None
+  names: list[str]
+  matches: int
+
+  @property
+  def is_same(self) -> bool:
+    return _same_field(self.field) == _same_field(self.reference)
+
+
+def _same_field(field: str | None) -> str | None:
+  return "idx" if field == "index" else field
+
+
+def _by_id(made: Benchmark, where: str, rows: list, ids: Ids, entries: list[Row], path: str):
+  """Return the predictions of the examples, in order, by the ids that match most.
+
+  Of ids that match equally many examples, a field that both files have counts before other fields, these before the
+  number of an example, and a table's `index`, which may be either, last.
+  """
+  references = _reference_ids(where, rows, ids)
+  alignments = []
+  for field, names in ids.items():
+    known = set(names)
+    for reference, own in references.items():
+      alignments.append(_Alignment(field, reference, own, sum(name in known for name in own)))
+  alignment = _best(alignments, ids, path)
+  given = dict(zip(ids[alignment.field], entries))
+  names = alignment.names
+  known = set(names)
+  missing = [name for name in names if name not in given]
+  extra = [name for name in given if name not in known]
+  if not alignment.matches:
     raise UserError(
       f"{path}: none of its ids ({_some(list(given))}) is one of the references' ({_some(names)}); are these the"
       " predictions of this split?"
@@ -204,6 +236,48 @@ def _by_id(made: Benchmark, where: str, rows: list, given: dict[str, tuple], pat
     raise UserError(f"{path}: {len(extra)} predictions of no example of the references: {_some(extra)}")
   counts = {"missing": len(missing), "extra": len(extra)} if made.partial else {}
   return [given.get(name) for name in names], counts
+
+
+def _reference_ids(where: str, rows: list, ids: Ids) -> dict[str | None, list[str]]:
+  """Return the ids of the examples by field, and their numbers from 0 as the field None.
+
+  Raises:
+    UserError: a field of numbers, or `id` where the predictions have it, stands twice.
+  """
+  found: dict[str | None, list[str]] = {}
+  for field in IDS:
+    values = [row.get(field) if isinstance(row, dict) else None for row in rows]
+    if any(value is None for value in values):
+      continue
+    names = [name_of(value) for value in values]
+    name, times = collections.Counter(names).most_common(1)[0]
+    if times == 1:
+      found[field] = names
+    elif field in ("index", "idx") or field == "id" in ids:
+      raise UserError(f"{where}: id {name} stands {times} times, expected once")
+  return found | {None: [str(number) for number in range(len(rows))]}
+
+
+def _best(alignments: list[_Alignment], ids: Ids, path: str) -> _Alignment:
+  """Return the alignment that matches most; raise UserError if different ones do, and nothing tells which is meant."""
+  most = max(alignment.matches for alignment in alignments)
+  best = [alignment for alignment in alignments if alignment.matches == most]
+  same = [alignment for alignment in best if alignment.is_same]
+  if same:
+    return same[0]
+  surest = [alignment for alignment in best if alignment.field != "index"] or best
+  named = [alignment for alignment in surest if alignment.reference is not None]
+  if named and surest[0].field != "index":
+    surest = named
+  chosen, *more = [alignment for alignment in surest if alignment.field == surest[0].field]
+  for alignment in more:
+    if most and alignment.names != chosen.names:
+      names = " or ".join(repr(each.reference) if each.reference else "its number" for each in (chosen, alignment))
+      raise UserError(
+        f"{path}: its {chosen.field!r} could be an example's {names}, in different orders; call it by the name of the"
+        " references' field"
+      )
+  return chosen
 
 
 def _some(names: list[str]) -> str:

@@ -22,10 +22,10 @@ from t5x_like.metrics.classification import Classification, Correlation, Matches
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.squad import AnswersOrNone, LocalAnswers
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
-from t5x_like.metrics.texts import METRICS
+from t5x_like.metrics.texts import METRICS, texts_of
 
 from .choices import Choices, of_row
-from .files import Given, Row, form, predictions, records, rows
+from .files import Given, Row, form, prediction_key, predictions, records, rows
 
 Invalid = Literal["refuse", "wrong"]  # predictions that are not labels: stop, or count them as wrong
 LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
@@ -159,11 +159,11 @@ def _set(number: int = 4, first: str = "0", labels: Choices | None = None) -> Ca
 
 
 def _multirc() -> Benchmark:
-  def by_question(found: list[Row]) -> list[Row]:
+  def by_question(found: list[Row], key: str) -> list[Row]:
     questions: dict[str, Row] = {}
     for where, row in found:
       try:
-        idx, label = row["idx"], row["prediction" if "prediction" in row else "label"]
+        idx, label = row["idx"], row[key]
         name, answer = f"{idx['paragraph']}/{idx['question']}", str(idx["answer"])
       except (KeyError, TypeError) as error:
         raise UserError(f"{where}: {error!r}; expected passage.questions[], or idx with answer, and a label") from None
@@ -174,8 +174,12 @@ def _multirc() -> Benchmark:
     return list(questions.values())
 
   def given(path: str) -> Given:
-    found = by_question(official(path, files, "test") if "passage" in records(path)[0][1] else records(path))
-    return [(where, row["labels"]) for where, row in found], [row["name"] for _, row in found]
+    given = records(path)
+    if "passage" in given[0][1]:
+      questions = by_question(official(path, files, "test"), "label")
+    else:
+      questions = by_question(given, prediction_key(given))
+    return [(where, row["labels"]) for where, row in questions], {"name": [row["name"] for _, row in questions]}
 
   def labels(found: dict[str, Any], row: dict) -> list[int]:
     if found.keys() != row["labels"].keys():
@@ -183,7 +187,7 @@ def _multirc() -> Benchmark:
     return [Choices("False", "True")(found[answer]) for answer in row["labels"]]
 
   files = dataclasses.replace(superglue.SUITE.tasks["multirc"].files, classes={})
-  read = lambda paths: by_question(official(one(paths), files, "validation"))  # noqa: E731
+  read = lambda paths: by_question(official(one(paths), files, "validation"), "label")  # noqa: E731
   return Benchmark(MultiRc(), lambda row: labels(row["labels"], row), labels, read, given)
 
 
@@ -200,13 +204,14 @@ def _right(row: Any) -> list[str]:
   if isinstance(found, dict):  # TriviaQA's; SQuAD's as in TFDS
     several = next((found[key] for key in _ALIASES if found.get(key)), [])
     found = [*([several] if isinstance(several, str) else several), *found.get("HumanAnswers", ())]
-  found = [found] if isinstance(found, str) else found if isinstance(found, list) else []
-  found = [one["text"] if isinstance(one, dict) else one for one in found]
+  found = found if isinstance(found, list) else [] if found is None else [found]
+  found = [one.get("text") if isinstance(one, dict) else one for one in found]
+  found = [str(one) if isinstance(one, int | float) and not isinstance(one, bool) else one for one in found]
   if not found and "id" in record and name == "answers":
     raise ValueError(f"the question {record['id']} has no answers; squad_v2 scores such a file")
   if not found or not all(isinstance(one, str) for one in found):
     raise ValueError(f"no answers or texts; found {found[:1] or list(record)}, expected one of {', '.join(_TEXTS)}")
-  return [*found, *record.get("aliases", ())]
+  return [*found, *texts_of(record.get("aliases"))]
 
 
 def _parallel(paths: Sequence[str]) -> list[Row]:
@@ -247,8 +252,10 @@ _squad = _of_suite(squad.FILES)
 
 
 def _squad_v2(na_probabilities: str | None = None, na_threshold: float = 1.0) -> Benchmark:
-  held, ids = predictions(na_probabilities) if na_probabilities else ([], [])
-  known = dict(zip(ids or (), held))
+  known = {}
+  if na_probabilities:
+    chances, ids = predictions(na_probabilities)
+    known = dict(zip(next(iter(ids.values()), ()), chances))
 
   def prediction(given: Any, row: dict) -> tuple[str, float]:
     if not na_probabilities:
@@ -333,7 +340,7 @@ def _tags(metric: Metric, column: str) -> Benchmark:
         raise ValueError(f"found the token {mine!r}, expected {theirs!r}, as in the references")
     return checked(given)
 
-  given = lambda path: (read([path]), None) if form(path) in ("conll", "conllu") else predictions(path)  # noqa: E731
+  given = lambda path: (read([path]), {}) if form(path) in ("conll", "conllu") else predictions(path)  # noqa: E731
   return Benchmark(metric, checked, prediction, read, given)
 
 

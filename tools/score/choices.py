@@ -8,7 +8,7 @@ from typing import Any
 
 _LETTERS = string.ascii_uppercase
 _LISTS = ("choices", "options", "context_options", "endings")
-_NUMBERED = re.compile(r"(?:choice|option|ending|sol|answer|correct_answer)[_ ]?([0-9A-E])$|[A-E]$")
+_NUMBERED = re.compile(r"(?:choice|option|ending|sol|answer|correct_answer)[_ ]?(?:[0-9]|1[0-9]|2[0-6]|[A-Z])$")
 _WORDS = {"true": "True", "yes": "True", "false": "False", "no": "False"}
 
 
@@ -61,7 +61,9 @@ def of_row(row: Mapping[str, Any], gold: Any, number: int, first: str) -> Choice
   elif listed and all(isinstance(one, dict) and "label" in one for one in listed):
     labels = [str(one["label"]) for one in listed]
   else:
-    labels = list(_LETTERS[: len(listed) or sum(bool(_NUMBERED.match(key)) for key in row) or number])
+    columns = sum(bool(_NUMBERED.match(key)) for key in row)
+    columns += next(place for place, letter in enumerate([*_LETTERS, ""]) if letter not in row)
+    labels = list(_LETTERS[: len(listed) or columns or number])
   if isinstance(gold, bool) or str(gold).lower() in _WORDS:
     return Choices("False", "True")
   if str(gold).isdigit() and str(gold) not in labels:

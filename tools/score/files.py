@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +12,28 @@ from t5x_like.corpora.sources import Skip
 from t5x_like.corpora.sources._files import LONGEST, whole
 from t5x_like.errors import UserError
 
-IDS = "index idx id pairID guid qid qId QuestionId question_id example_id doc_id paper_id ind name question".split()
-VALUES = "prediction prediction_text label answer pred predicted output text tags".split()
+# Fields that hold an id, the surest first: a table's `index` is often only the number of its row.
+IDS = "id idx pairID guid qid qId QuestionId question_id example_id doc_id paper_id ind name question index".split()
+# Keys that hold a prediction in some files, and the input or the right answer in others.
+VALUES = (
+  "label answer output outputs output_text text tags response responses completion completions resps filtered_resps"
+  " candidate decoded guess hyp"
+).split()
+# Words in keys that can only hold a prediction, and words of what is told about one.
+_PREDICTION_WORDS = frozenset(
+  "pred preds predicted prediction predictions generated generation generations hypothesis hypotheses".split()
+)
+_MODEL_WORDS = frozenset("answer output response text label".split())
+_ABOUT_WORDS = frozenset(
+  "prob probs probability probabilities score scores logit logits logprob logprobs confidence token tokens length"
+  " lengths id ids index time seconds correct is right error rank model start end".split()
+)
 _FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".tsv": "tsv", ".csv": "csv", ".conllu": "conllu", ".conll": "conll"}
 _FORMS |= dict.fromkeys((".txt", ".lst"), "lines")
+_JSON_BEGINS = re.compile(r'\{\s*"[^"]*"\s*:|\[\s*(?:\{\s*"|\[|"[^"]*"\s*,)')
 Row = tuple[str, Any]  # the place in the file, and a record or a plain value
-Given = tuple[
-  list[Row], list[str] | None
-]  # predictions, and their ids; None if there is one for each example, in order
+Ids = dict[str, list[str]]  # by field, the id of each prediction; empty if there is one for each example, in order
+Given = tuple[list[Row], Ids]  # predictions and their ids
 
 
 def form(path: str, text: str = "") -> str:
@@ -26,13 +41,33 @@ def form(path: str, text: str = "") -> str:
   suffixes = [end for end in pathlib.Path(path.lower()).suffixes if end not in (".gz", ".bz2", ".xz", ".zst")]
   if suffixes and suffixes[-1] in _FORMS:
     return _FORMS[suffixes[-1]]
-  first, _, rest = text.strip().partition("\n")
-  if first[:1] not in ("{", "["):
+  text = text.strip()
+  first_line, _, more = text.partition("\n")
+  if first_line[:1] not in ("{", "["):
     return "lines"
-  try:
-    return "jsonl" if rest and isinstance(json.loads(first), dict) else "json"
-  except ValueError:
+  if more and isinstance(_parsed(first_line), dict):
+    return "jsonl"
+  if suffixes[-1:] == [".json"]:
     return "json"
+  try:
+    json.loads(text)
+  except json.JSONDecodeError as error:
+    if not more:
+      is_complete = error.msg == "Extra data"
+      return "json" if _JSON_BEGINS.match(text) and not is_complete else "lines"
+    is_json = error.pos > len(first_line) and _parsed(first_line) is None
+    return "json" if is_json else "lines"
+  except (ValueError, RecursionError):
+    pass
+  return "json"
+
+
+def _parsed(text: str) -> Any:
+  """Return the value of a JSON text; None if it is none."""
+  try:
+    return json.loads(text)
+  except (ValueError, RecursionError):
+    return None
 
 
 def rows(path: str, header: Sequence[str] = (), known: Sequence[str] = ()) -> list[Row]:
@@ -84,31 +119,100 @@ def predictions(path: str) -> Given:
   """Return the predictions of a file.
 
   Raises:
-    UserError: a record has no prediction, an id is missing or stands twice, or there are no predictions.
+    UserError: records have no prediction or several keys that could hold it, an id is missing, all ids stand twice, or
+      there are no predictions.
   """
-  kind, text = form(path), str(whole(path))
-  first = _cells(text, path)[:1] if kind == "csv" else [text.partition("\n")[0].split("\t")] if kind == "tsv" else []
-  width = max(map(len, first), default=0)
-  header = {1: ["prediction"], 2: ["id", "prediction"]}.get(width, [])
-  values, ids, first = [], [], {}
-  for place, row in rows(path, header, [*IDS, *VALUES]):
-    name = None
-    if isinstance(row, dict):
-      key = next((key for key in VALUES if key in row), None)
-      if key is None:
-        raise UserError(f"{place}: found the keys {', '.join(row) or 'none'}, expected one of {', '.join(VALUES)}")
-      name = next((str(row[key]).strip() for key in IDS if row.get(key) is not None), None)
-      row = row[key]
-    if name in first:
-      raise UserError(f"{place}: id {name} stands twice (first: {first[name]}), expected one prediction for each")
-    first |= {} if name is None else {name: place}
-    values.append((place, row))
-    ids.append(name)
-  if not values:
+  kind = form(path)
+  text = str(whole(path))
+  columns = []
+  if kind == "csv":
+    columns = next(iter(_cells(text, path)), [])
+  elif kind == "tsv":
+    columns = text.partition("\n")[0].split("\t")
+  header = {1: ["prediction"], 2: ["id", "prediction"]}.get(len(columns), [])
+  known = [*IDS, *VALUES, *filter(_is_prediction, (column.strip() for column in columns))]
+  given = rows(path, header, known)
+  if not given:
     raise UserError(f"{path}: holds no predictions")
-  if first and None in ids:
-    raise UserError(f"{values[ids.index(None)][0]}: no id, but other rows have one; expected one of {', '.join(IDS)}")
-  return values, ids if first else None
+  if not any(isinstance(row, dict) for _, row in given):
+    return given, {}
+  for place, row in given:
+    if not isinstance(row, dict):
+      raise UserError(f"{place}: no id, but other rows have one; expected one of {', '.join(IDS)}")
+  key = prediction_key(given)
+  for place, row in given:
+    if key not in row:
+      raise UserError(f"{place}: found the keys {', '.join(row) or 'none'}, expected {key!r} as in the other rows")
+  return [(place, row[key]) for place, row in given], _ids(given, key)
+
+
+def prediction_key(given: list[tuple[str, dict]]) -> str:
+  """Return the key that holds the prediction in records.
+
+  Raises:
+    UserError: no key can hold it, or several can.
+  """
+  keys = dict.fromkeys(key for _, row in given for key in row)
+  place, first = given[0]
+  candidates = [key for key in keys if _is_prediction(key)] or [key for key in keys if key in VALUES]
+  if not candidates:
+    expected = ", ".join(["prediction", *VALUES])
+    raise UserError(f"{place}: found the keys {', '.join(first) or 'none'}, expected one of {expected}")
+  if len(candidates) > 1:
+    names = " and ".join(repr(key) for key in candidates)
+    remedy = "keep one of them"
+    if not _is_prediction(candidates[0]):
+      remedy = "call the model's 'prediction', or keep one of them"
+    raise UserError(f"{place}: found the keys {names}, either of which could be the prediction; {remedy}")
+  return candidates[0]
+
+
+def _is_prediction(key: str) -> bool:
+  """Return whether a key says that it holds a prediction: `predicted_label`, `modelOutput`, but not `pred_score`."""
+  words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower().replace("-", "_").replace(" ", "_").split("_")
+  if words[0] == "model" and len(words) == 2:
+    return words[1] in _MODEL_WORDS
+  return not _PREDICTION_WORDS.isdisjoint(words) and _ABOUT_WORDS.isdisjoint(words)
+
+
+def _ids(given: list[tuple[str, dict]], key: str) -> Ids:
+  """Return the ids of records by the fields that have one, and another, in each; `key` holds the prediction.
+
+  Raises:
+    UserError: `id` or `idx` is missing in some records or stands twice; or so do all fields.
+  """
+  ids: Ids = {}
+  problems = []
+  for field in IDS:
+    if field == key or all(row.get(field) is None for _, row in given):
+      continue
+    places: dict[str, str] = {}
+    problem = None
+    for place, row in given:
+      name = name_of(row.get(field))
+      if row.get(field) is None:
+        problem = f"{place}: no id, but other rows have one; expected {field!r}"
+      elif name in places:
+        problem = f"{place}: id {name} stands twice (first: {places[name]}), expected one prediction for each"
+      if problem:
+        break
+      places[name] = place
+    if problem and field in ("id", "idx"):
+      raise UserError(problem)
+    if problem:
+      problems.append(problem)
+    else:
+      ids[field] = list(places)
+  if problems and not ids:
+    raise UserError(problems[0])
+  return ids
+
+
+def name_of(value: Any) -> str:
+  """Return an id as text: 3.0, as tables with gaps write it, is 3."""
+  if isinstance(value, float) and value.is_integer():
+    value = int(value)
+  return str(value).strip()
 
 
 def _cells(text: str, path: str) -> list[list[str]]:

@@ -49,6 +49,7 @@ To add a format `x`, add `x.py` here with a class `Source`; for a file format, s
 
 import abc
 import dataclasses
+import errno
 import itertools
 import re
 import sys
@@ -149,7 +150,15 @@ def open_source(source: str, *, fields: tuple[str, ...] = (), data_dir: str | No
       f"source {source!r}: found format {name!r}, expected one of {', '.join(formats())}"
       f"{did_you_mean(name, formats())}; write it as format:rest, such as jsonl:corpus/*.jsonl.gz"
     )
-  opened = slots.find("source", name, sys.modules[__name__], "Source")(rest, fields=fields, data_dir=data_dir)
+  make = slots.find("source", name, sys.modules[__name__], "Source")
+  try:
+    opened = make(rest, fields=fields, data_dir=data_dir)
+  except OSError as error:
+    if error.errno != errno.ENAMETOOLONG:
+      raise
+    raise UserError(
+      f"source {source[:80]!r}…: found a path too long for a file's name in its {len(source)} characters; correct it"
+    ) from None
   file_names.check_all(
     f"source {source}: its name and splits", (opened.name, *opened.splits), "rename its files or splits"
   )
@@ -236,7 +245,8 @@ def text_of(record: Record, field: str, where: str) -> str | Skip:
   if found is None:
     return Skip("null")
   if not isinstance(found, str):
-    raise UserError(f"{where}: found {kind_of(found)} in field {field!r}, expected text")
+    remedy = "; write it as text, such as by a cast to string" if isinstance(found, bytes) else ""
+    raise UserError(f"{where}: found {kind_of(found)} in field {field!r}, expected text{remedy}")
   return found
 
 

@@ -5,6 +5,7 @@ import codecs
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,8 +113,20 @@ class FileSource(Source):
     return {"form": self.format, "splits": splits}
 
 
+def other_kind(path: str) -> str | None:
+  """Return what a path on disk is if reading it might never end: a device, a pipe or a socket; else None."""
+  try:
+    mode = 0 if is_remote(path) else os.stat(path).st_mode
+  except (OSError, ValueError):  # which opening it tells better
+    return None
+  kinds = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
+  return next((name for is_kind, name in kinds.items() if is_kind(mode)), None)
+
+
 def bytes_of(path: str) -> bytes:
-  """Return the bytes of a file; raise UserError if it cannot be read."""
+  """Return the bytes of a file; raise UserError if it cannot be read, or is a device or a pipe."""
+  if kind := other_kind(path):
+    raise UserError(f"{path}: found {kind}, expected a file")
   try:
     with place(path).open("rb") as file:
       return file.read()

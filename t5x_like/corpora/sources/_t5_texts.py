@@ -12,6 +12,7 @@ import numpy as np
 
 from t5x_like.corpora.sources import Record, Skip, value
 from t5x_like.errors import UserError
+from t5x_like.files.checked_json import kind_of
 
 UNLABELLED = "-1"
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
@@ -27,7 +28,9 @@ def stsb(record: Record, where: str, training: bool) -> Iterator[Record]:
   try:
     number = np.round(np.float32(label) * np.float32(5)) / np.float32(5)
   except ValueError:
-    raise UserError(f"{where}: found the score {label!r}, expected a number") from None
+    number = np.float32(np.nan)
+  if not np.isfinite(number):
+    raise UserError(f"{where}: found the score {label[:40]!r}, expected a number")
   texts = f"stsb sentence1: {record['sentence1']} sentence2: {record['sentence2']}"
   yield {"inputs": texts, "targets": UNLABELLED if number < 0 else f"{number:.1f}", "idx": record.get("idx")}
 
@@ -148,13 +151,14 @@ def _between(before: list[str], after: list[str], hypothesis: list[str]) -> str:
   if not before and not after:
     return ""
   text = " ".join(hypothesis)
+  try:  # the published code takes words for patterns: those that are none have no referent there
+    re.compile(" ".join([*before, *after]))
+  except (re.error, OverflowError, RecursionError):
+    return ""
+  before, after = ([re.escape(word) for word in words] for words in (before, after))
   for pattern in ([*before, "(.+)", *after], ["^(.+)", *after], [*before, "(.+)$"]):
-    try:
-      found = re.search(" ".join(pattern), text)
-    except re.error:  # words are patterns here as in the published code
-      return ""
-    if found:
-      return found[1]
+    if match := re.search(" ".join(pattern), text):
+      return match[1]
   return ""
 
 
@@ -189,6 +193,35 @@ def _truth(label: object) -> str:
   """Return False, True or, for any other label, -1."""
   text = str(label)
   return {"0": "False", "1": "True"}.get(text, text if text in ("False", "True") else UNLABELLED)
+
+
+# The type of fields whose value must have one.
+_KINDS = {
+  **dict.fromkeys(("sentence1", "sentence2", "question", "answer", "paragraph", "passage", "query", "context"), str),
+  **dict.fromkeys(("text", "span1_text", "span2_text", "sentence", "pronoun"), str),
+  **dict.fromkeys(("entities", "candidates"), list),
+  "answers": list | dict,
+}
+
+
+def check(form: str, record: Record, where: str) -> None:
+  """Raise UserError if a record lacks a field of a form, or has null or another type there."""
+  fields, _ = FORMS[form]
+  for field in fields:
+    if field == "idx" and form != "multirc":  # only handed on
+      continue
+    if field not in record:
+      raise UserError(
+        f"{where}: found no field {field!r} among {', '.join(map(str, record))[:99] or 'none'}; t5:{form} needs"
+        f" {', '.join(fields)}"
+      )
+    kind = _KINDS.get(field)
+    if kind is not None and not isinstance(record[field], kind):
+      expected = {str: "text", list: "a list of texts"}.get(kind, "a list or an object of texts")
+      raise UserError(f"{where}: found {kind_of(record[field])} in field {field!r}, expected {expected}")
+    if isinstance(record[field], list) and form != "squad" and form != "squad_context_free":
+      if not all(isinstance(text, str) for text in record[field]):
+        raise UserError(f"{where}: found other values than texts in field {field!r}, expected a list of texts")
 
 
 # By form: the fields of the records it reads, and its function.

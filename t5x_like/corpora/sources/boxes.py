@@ -59,7 +59,7 @@ class Source(Base):
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
     path, folder = self._parts[split]
     table = _table(path)
-    shares = not any(edge > _WIDEST for rows in table.values() for _, edges in rows for edge in edges)
+    shares = _are_shares(table, path)
     for name, rows in list(table.items())[slice(*part) if part else slice(None)]:
       tried = (f"{folder}/{name}{ending}" for ending in _ENDINGS)
       file = next((file for file in tried if place(file).exists()), None)
@@ -76,6 +76,23 @@ class Source(Base):
     path, folder = self._parts[split]
     content = hashlib.sha256(repr(_table(path)).encode()).hexdigest()
     return {"form": "boxes.v1", "content": content, "images": os.path.basename(folder.rstrip("/"))}
+
+
+def _are_shares(table: dict[str, list[Row]], path: str) -> bool:
+  """Return whether the edges of a table are shares of the image; raise UserError if those of some rows only can be."""
+  pixels, fractions = [], []
+  for name, rows in table.items():
+    for _, edges in rows:
+      if any(edge > _WIDEST for edge in edges):
+        pixels.append((name, edges))
+      elif not all(edge.is_integer() for edge in edges):
+        fractions.append((name, edges))
+  if pixels and fractions:
+    raise UserError(
+      f"{path}: found shares of the image ({len(fractions)} boxes, such as {fractions[0][1]} of {fractions[0][0]})"
+      f" beside pixels ({len(pixels)}, such as {pixels[0][1]} of {pixels[0][0]}); write all edges in one unit"
+    )
+  return not pixels
 
 
 def _table(path: str) -> dict[str, list[Row]]:

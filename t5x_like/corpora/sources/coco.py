@@ -40,11 +40,8 @@ class Source(boxes.Source):
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
     path, folder = self._parts[split]
     content = _load(path)
-    names, own = _categories(content, path), {}
-    for number, one in enumerate(content["annotations"]):
-      if not isinstance(of := one.get("image_id"), int | str):
-        raise UserError(f"{path}, annotation {number}: found a JSON {kind_of(of)} for image_id, expected an image's id")
-      own.setdefault(of, []).append(one)
+    names = _categories(content, path)
+    own = _by_image(content, path)
     for number, image in list(enumerate(content["images"]))[slice(*part) if part else slice(None)]:
       where = f"{path}, image {number}"
       try:
@@ -75,6 +72,41 @@ class Source(boxes.Source):
     path, folder = self._parts[split]
     about = {"size": place(path).size(), "changed": place(path).changed()}
     return {"form": "coco.v1", "file": os.path.basename(path), "images": os.path.basename(folder.rstrip("/"))} | about
+
+
+def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[str, Any]]]:
+  """Return the annotations of each image by its id.
+
+  Raises:
+    UserError: an image has no id, two have the same, or annotations are of no image.
+  """
+  annotations: dict[int | str, list[dict[str, Any]]] = {}
+  for number, image in enumerate(content["images"]):
+    name = image.get("id")
+    if not isinstance(name, int | str) or isinstance(name, bool):
+      raise UserError(f"{path}, image {number}: found a JSON {kind_of(name)} for id, expected a number or a text")
+    if name in annotations:
+      raise UserError(f"{path}, image {number}: found the id {name!r} a second time, expected one image for each")
+    annotations[name] = []
+  strays = []
+  for number, annotation in enumerate(content["annotations"]):
+    name = annotation.get("image_id")
+    if not isinstance(name, int | str) or isinstance(name, bool):
+      raise UserError(f"{path}, annotation {number}: found a JSON {kind_of(name)} for image_id, expected an image's id")
+    if name in annotations:
+      annotations[name].append(annotation)
+    else:
+      strays.append((number, name))
+  if strays:
+    number, name = strays[0]
+    kinds = {kind_of(known) for known in annotations}
+    hint = f"; the ids of images are a JSON {'/'.join(sorted(kinds))}" if kinds and kind_of(name) not in kinds else ""
+    raise UserError(
+      f"{path}: {len(strays)} of {len(content['annotations'])} annotations are of none of the {len(annotations)}"
+      f" images, annotation {number} first (image_id {name!r:.40}{hint}); correct or remove them: their images would be"
+      " taught as empty"
+    )
+  return annotations
 
 
 def _wrong(error: Exception, names: dict[int, str]) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from t5x_like.corpora.sources import Record, _t5_texts, open_source
 from t5x_like.corpora.sources._derived import Derived
-from t5x_like.errors import UserError, did_you_mean
+from t5x_like.errors import UserError, did_you_mean, one_line
 
 VERSION = 1  # of the texts; raise it when they change
 
@@ -40,7 +40,15 @@ class Source(Derived):
     self.name, self.splits = self._inner.name, self._inner.splits
 
   def _made(self, record: Record, where: str, split: str) -> Iterator[tuple[str, Record]]:
-    yield from ((where, made) for made in self._texts(record, where, split.startswith("train")))
+    _t5_texts.check(self._form, record, where)
+    try:
+      texts = list(self._texts(record, where, split.startswith("train")))
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+      raise UserError(
+        f"{where}: found values that t5:{self._form} cannot read ({one_line(error)[:99]}), expected {self._form}'s in"
+        f" {', '.join(self._fields)}"
+      ) from error
+    yield from ((where, text) for text in texts)
 
 
 def inner(source: str) -> str:

@@ -1,10 +1,11 @@
 """`webdataset:PATTERN`: samples of WebDataset shards, tar files with the parts of a sample side by side.
 
 `0017.jpg`, `0017.cls` and `0017.json` are one record with the fields `jpg`, `cls` and `json`: a file's name up to the
-first dot is the sample, the rest is the field. Text (`txt`), JSON and classes (`cls`, `id`, `index`: whole numbers) are
-decoded, and `json.caption` is a key within JSON. Everything else stays bytes; images are such fields. Python pickles
-are never opened. The fields `image` and `label`, if asked for, are the sample's `jpg`, `jpeg`, `png` or `webp`, and its
-`cls`. Shards are read by the standard library's `tarfile`, in one pass, plain or compressed.
+first dot is the sample, the rest is the field; hidden files, such as macOS's `._0017.jpg`, are left out. Text (`txt`),
+JSON and classes (`cls`, `id`, `index`: whole numbers) are decoded, and `json.caption` is a key within JSON. Everything
+else stays bytes; images are such fields. Python pickles are never opened. The fields `image` and `label`, if asked for,
+are the sample's `jpg`, `jpeg`, `png` or `webp`, and its `cls`. Shards are read by the standard library's `tarfile`, in
+one pass, plain or compressed.
 """
 
 import tarfile
@@ -19,6 +20,7 @@ from t5x_like.files import checked_json
 _TEXTS = ("txt", "text", "transcript")
 _NAMES = dict.fromkeys(("jpg", "jpeg", "png", "webp"), "image") | {"cls": "label"}
 _MOST_CLASSES = 2**20
+_MOST_READS_AT_END = 100
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
 
@@ -41,7 +43,14 @@ class Source(FileSource):
     records = (one for split in self.splits for one in labels.records(split) if not isinstance(one[1], Skip))
     values = (value(record, field, where) for where, record in records)
     found = {one if type(one) is int else str(one) for one in values}
-    if not all(type(label) is int for label in found):
+    kinds = {type(label) for label in found}
+    if len(kinds) > 1:
+      examples = " and ".join(repr(next(label for label in found if type(label) is kind)) for kind in (int, str))
+      raise UserError(
+        f"source {self.name}: found numbers and texts in field {field!r}, such as {examples}, expected one kind; write"
+        " the shards again"
+      )
+    if kinds == {str}:
       return tuple(sorted(map(str, found)))
     if not 0 <= min(found, default=0) <= max(found, default=0) < _MOST_CLASSES:
       raise UserError(
@@ -77,10 +86,10 @@ class Source(FileSource):
     """Yield (name, content) of the files in a shard; None for a file that is too long."""
     try:
       about = {"tarinfo": _Header, "ignore_zeros": True}  # several archives in one file are one shard
-      with _compression.opened(path) as file, tarfile.open(fileobj=file, mode="r|", **about) as shard:
+      with _compression.opened(path) as file, tarfile.open(fileobj=_Ending(file), mode="r|", **about) as shard:
         for member in shard:
-          if member.isreg() and "." in member.name.rpartition("/")[2].lstrip("."):
-            yield member.name, shard.extractfile(member).read() if member.size <= LONGEST else None
+          if member.isreg() and _is_part(member.name):
+            yield member.name.removeprefix("./"), shard.extractfile(member).read() if member.size <= LONGEST else None
     except (tarfile.TarError, *_compression.DAMAGED) as error:
       if isinstance(error, UserError):
         raise
@@ -88,6 +97,30 @@ class Source(FileSource):
         f"{path}: found a truncated or damaged shard ({one_line(error)[:200]}), expected a complete tar file; fetch it "
         "again"
       ) from error
+
+
+class _Ending:
+  """A file that `tarfile` reads, whose end is an error if it is read again and again.
+
+  A stream skips a member by reading as much as its header says, which may be 2**60 bytes of a damaged one.
+  """
+
+  def __init__(self, file):
+    self._file = file
+    self._reads_at_end = 0
+
+  def read(self, size: int) -> bytes:
+    data = self._file.read(size)
+    self._reads_at_end = 0 if data else self._reads_at_end + 1
+    if self._reads_at_end > _MOST_READS_AT_END:
+      raise tarfile.ReadError("a member is longer than the file")
+    return data
+
+
+def _is_part(name: str) -> bool:
+  """Return whether a file is a part of a sample: neither hidden, such as macOS's `._0017.jpg`, nor without a field."""
+  sample, dot, field = name.rpartition("/")[2].partition(".")
+  return bool(sample and dot and field)
 
 
 class _Header(tarfile.TarInfo):

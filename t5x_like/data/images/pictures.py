@@ -16,7 +16,9 @@ Fit = Literal["cut", "padded", "squeezed", "squeezed_cut"]
 Method = Literal["bicubic", "bilinear", "lanczos", "nearest"]
 ANNOTATED = "annotated_size"  # a source's key of the height and width of an image by its annotations
 _ORIENTATION = 0x112  # EXIF's tag; 1 is upright, 2 to 8 are turned or mirrored
-_GREY = ("1", "L", "LA", "La", "F")
+_GREY = ("1", "L", "LA", "La")
+_MOST_OF_16_BITS = 2**16 - 1
+_OVERSHOOT = 0.5  # beyond the range of fractions
 
 
 class Unusable(Exception):
@@ -35,6 +37,8 @@ def readable(data: bytes, use: Callable) -> Any:
           return use(image)
     except Image.DecompressionBombError:
       pass
+    except Unusable:
+      raise
     except Exception as error:  # each decoder raises its own: OSError, SyntaxError, ValueError, struct.error, …
       raise Unusable("not a readable image") from error
   raise Unusable(f"more than {MOST_PIXELS:,} pixels")
@@ -59,12 +63,38 @@ def upright(image, size_2: tuple[int, int] | None = None):
 
 
 def plain(image):
-  """Convert a Pillow image to 8-bit grey or RGB."""
+  """Convert a Pillow image to 8-bit grey or RGB.
+
+  Images of 16 bits lose the lower eight. Of 32 bits, whole numbers up to 255 and up to 65,535 are taken for 8 and 16
+  bits, and fractions up to 1 and up to 255 for shares of white and 8 bits; `Unusable` is raised for other values.
+  """
   from PIL import Image
 
+  if image.mode == "F":
+    return Image.fromarray(_of_fractions(np.asarray(image)))
+  if image.mode == "I":
+    return Image.fromarray(_of_whole_numbers(np.asarray(image)))
   if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
     return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
   return image.convert("L" if image.mode in _GREY else "RGB")
+
+
+def _of_whole_numbers(pixels_YX: np.ndarray) -> np.ndarray:
+  """Convert 32-bit whole numbers to 8 bits."""
+  low, high = int(pixels_YX.min()), int(pixels_YX.max())
+  if low < 0 or high > _MOST_OF_16_BITS:
+    raise Unusable(f"32-bit pixels beyond 0 to {_MOST_OF_16_BITS:,}")
+  return (pixels_YX >> 8 if high > 255 else pixels_YX).astype(np.uint8)
+
+
+def _of_fractions(pixels_YX: np.ndarray) -> np.ndarray:
+  """Convert 32-bit fractions to 8 bits; those that overshoot a little, as after resizing, are cut off."""
+  low, high = float(pixels_YX.min()), float(pixels_YX.max())
+  if not (low >= -_OVERSHOOT and high <= 255 + _OVERSHOOT):  # also if any is not a number
+    raise Unusable("32-bit pixels beyond 0 to 255")
+  if high <= 1 + _OVERSHOOT:
+    pixels_YX = 255 * pixels_YX
+  return pixels_YX.round().clip(0, 255).astype(np.uint8)
 
 
 def pixels(data: bytes, channels: int) -> np.ndarray:

@@ -22,7 +22,7 @@ import numpy as np
 from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import Batch, Made, skips
 from t5x_like.corpora.sources import Record, Skip, Source, value
-from t5x_like.corpora.sources._files import FileSource
+from t5x_like.corpora.sources._files import FileSource, other_kind
 from t5x_like.data import prepared
 from t5x_like.data.images.checking import checked
 from t5x_like.data.images.pictures import ANNOTATED
@@ -213,6 +213,8 @@ def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes 
       )
     path = found if is_remote(found) else os.path.join(folder, found)
     try:
+      if kind := other_kind(path):
+        return Skip(f"{kind} instead of an image")
       with place(path).open("rb") as file:
         return file.read()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, UserError):

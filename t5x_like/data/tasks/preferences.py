@@ -56,7 +56,7 @@ def task(
   too_long: TooLong = "refuse",
   **records: Unpack[Records],
 ) -> Task:
-  """Make the task.
+  """Make the task. Pairs whose conversations part at another message than an answer are left out and counted.
 
   Args:
     template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`.
@@ -97,12 +97,23 @@ def task(
     both = [conversation(record, field, where) for field in (chosen, rejected)]
     if skip := next(filter(None, (unusable(one, where) for one in both)), None):
       return skip
+    if asks_differently(*both):
+      return Skip("answers to different prompts")
     tokens, answers = zip(*map(chat, both))
     if np.array_equal(*tokens):
       return Skip("the same answer twice")
     firsts = (np.int32(np.flatnonzero(np.diff(answer, prepend=0) == 1)[-1]) for answer in answers)
     gap = {} if margin is None else {"margin": number(record, where)}
     return dict(zip(SIDES, tokens)) | {f"{side}_first": first for side, first in zip(SIDES, firsts)} | gap
+
+  def asks_differently(first, second):
+    """Return whether two conversations part at a message that is no answer."""
+    for messages in zip(first, second):
+      texts = [message.content.strip() for message in messages]
+      roles = [message.role for message in messages]
+      if texts[0] != texts[1] or roles[0] != roles[1]:
+        return roles != [ASSISTANT, ASSISTANT]
+    return False
 
   def number(record, where):
     found = value(record, margin, where)
@@ -132,7 +143,7 @@ def task(
 
   given = {} if margin is None else {"margin": margin}
   return labelled(
-    "preferences.v2",
+    "preferences.v3",
     source,
     vocabulary,
     fields=tuple(filter(None, (prompt, chosen, rejected, margin))),

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -324,6 +326,46 @@ AUGMENTATIONS = {
   "centres": crop.make(probability=1.0, shortest=(40,), sides=(12, 30), centres=True),
   "scale_jitter": scale_jitter.make(48, scale=(0.3, 2.0), centres=False),
 }
+
+
+def test_one_row_of_another_unit_is_refused(tmp_path):
+  """It made all edges pixels, of which boxes within one vanish."""
+  rows = ["a.png,60,40,cell,0.1,0.2,0.5,0.6", "b.png,60,40,cell,6,4,30,16"]
+  source = tabled(tmp_path, rows)
+  with pytest.raises(UserError, match=r"found shares of the image \(1 boxes, .* beside pixels \(1, such as"):
+    list(open_source(source).records("train"))
+
+
+@pytest.mark.parametrize("wrong", ["11", "ä", 12, -11])
+def test_annotations_of_no_image_are_refused_with_their_number(wrong, tmp_path):
+  source = coco(tmp_path, GOOD)
+  path = tmp_path / "annotations" / "instances_train.json"
+  content = json.loads(path.read_text())
+  content["annotations"] += [content["annotations"][0] | {"image_id": wrong}] * 2
+  path.write_text(json.dumps(content))
+  number = len(GOOD)
+  kinds = "; the ids of images are a JSON number" if isinstance(wrong, str) else ""
+  words = f"2 of {number + 2} annotations are of none of the 1 images, annotation {number} first"
+  with pytest.raises(UserError, match=re.escape(f"{words} (image_id {wrong!r}{kinds})")):
+    list(open_source(source).records("train"))
+  content["annotations"] = content["annotations"][:number]
+  content["images"] *= 2
+  path.write_text(json.dumps(content))
+  with pytest.raises(UserError, match="image 1: found the id 11 a second time"):
+    list(open_source(source).records("train"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_an_image_that_is_no_file_is_refused(kind, tmp_path):
+  source = coco(tmp_path, GOOD)
+  image = tmp_path / "train" / "1.png"
+  image.unlink()
+  if kind == "pipe":
+    os.mkfifo(image)
+  else:
+    image.symlink_to("/dev/zero")
+  with pytest.raises(UserError, match=f"1.png: found a {kind}, expected a file"):
+    list(open_source(source).records("train"))
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)

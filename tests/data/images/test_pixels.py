@@ -83,3 +83,42 @@ def test_an_image_for_a_detector_is_the_same_without_tensorflow(shape, shortest,
   image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
   expected = _sizes.resized(tf.constant(image), tf.constant(shortest), longest).numpy()
   np.testing.assert_allclose(pictures.within(image, shortest, longest), expected, atol=2e-3)
+
+
+GREY = np.arange(0, 250, 5, dtype=np.int32).reshape(5, 10)
+
+
+@pytest.mark.parametrize(
+  ("stored", "expected"),
+  [
+    (GREY, GREY),  # 8 bits in 32
+    (GREY << 8, GREY),  # 16 bits in 32
+    (GREY.astype(np.float32), GREY),
+    (GREY.astype(np.float32) / 255, GREY),  # shares of white
+    (GREY.astype(np.float32) / 255 * 1.01 - 0.002, GREY),  # which overshoot
+    ((GREY << 8).astype(np.uint16), GREY),
+    (GREY << 20, None),
+    (GREY - 1, None),
+    (np.full((2, 2), np.nan, np.float32), None),
+    (GREY.astype(np.float32) * 100, None),
+  ],
+)
+def test_images_of_32_bits_are_scaled_or_refused(stored, expected):
+  file = io.BytesIO()
+  Image.fromarray(stored).save(file, "TIFF")
+  if expected is None:
+    with pytest.raises(pictures.Unusable, match="32-bit pixels beyond 0 to"):
+      pictures.pixels(file.getvalue(), 1)
+  else:
+    np.testing.assert_allclose(pictures.pixels(file.getvalue(), 1)[..., 0], expected, atol=3)
+
+
+@pytest.mark.parametrize(
+  ("mode", "form"), [("CMYK", "TIFF"), ("LA", "PNG"), ("P", "PNG"), ("RGBA", "PNG"), ("1", "PNG")]
+)
+def test_other_modes_keep_their_brightness(mode, form):
+  grey = Image.fromarray(np.where(GREY > 100, 255, 0).astype(np.uint8))
+  file = io.BytesIO()
+  extra = {"transparency": 0} if mode == "P" else {}
+  grey.convert("RGB").convert(mode).save(file, "TIFF" if mode == "CMYK" else "PNG", **extra)
+  np.testing.assert_allclose(pictures.pixels(file.getvalue(), 1)[..., 0], np.asarray(grey), atol=3)
