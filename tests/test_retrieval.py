@@ -67,6 +67,7 @@ class Flat:
     return np.take_along_axis(scores, order, axis=1), order
 
 
+@pytest.mark.more
 def test_faiss_finds_the_passages_that_devices_find(model, monkeypatch):
   monkeypatch.setitem(sys.modules, "faiss", types.SimpleNamespace(IndexFlatIP=Flat))
   generator, rules = np.random.default_rng(5), Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))

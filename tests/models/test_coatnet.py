@@ -104,7 +104,7 @@ def reference(p, x, middle):
   return linear(p, "head/out", np.tanh(linear(p, "head/hidden", x)))
 
 
-@pytest.mark.parametrize("variant", more.beyond(1, [MIDDLE, SMALL]), ids=["middle", "plain"])
+@pytest.mark.parametrize("variant", more.beyond(1, [SMALL, MIDDLE]), ids=["plain", "middle"])
 def test_the_model_is_what_plain_numpy_computes(variant):
   chosen = families.Case(f"coatnet:{variant.middle}", "coatnet", variant)
   image = families.whole(chosen, 3)["image"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import more
 import tiny
 from t5x_like.architectures.encoder import Encoder
 from t5x_like.models import albert
@@ -20,7 +21,9 @@ VARIANT = dataclasses.replace(
 )
 
 
-@pytest.mark.parametrize("form", [dict(layers="scan", remat="full"), dict(layers="loop")], ids=["scan", "loop"])
+@pytest.mark.parametrize(
+  "form", [dict(layers="scan", remat="full"), more.later(dict(layers="loop"))], ids=["scan", "loop"]
+)
 def test_shared_layers_are_equal_layers_whose_gradients_add_up(form):
   shared = jax.jit(lambda: albert.Model(nnx.Rngs(params=0), variant=VARIANT, **form))()
   separate = jax.eval_shape(lambda: Encoder(nnx.Rngs(params=0), variant=VARIANT, **form))

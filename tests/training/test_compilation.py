@@ -177,6 +177,7 @@ def test_an_unknown_accelerator_and_a_part_of_one_have_no_peak(kind):
   assert peak == 0 and "set --config.peak_flops" in source
 
 
+@pytest.mark.more
 def test_peak_of_a_cpu_is_measured():
   rate, source = compilation.peak_flops(jax.devices("cpu")[0])
   assert rate > 1e8 and "measured" in source

@@ -36,7 +36,7 @@ def flags(folder, workdir, **changes):
 @pytest.mark.parametrize(
   "objective",
   more.beyond(
-    1, [{"name": "ppo", "updates": 2, "minibatches": 2, "reward": {"name": "exact"}}, {"name": "grpo", "updates": 2}]
+    0, [{"name": "ppo", "updates": 2, "minibatches": 2, "reward": {"name": "exact"}}, {"name": "grpo", "updates": 2}]
   ),
   ids=lambda objective: objective["name"],
 )
