@@ -6,9 +6,9 @@ that name in this command: in the recipe of `--config`, in a `--config.…` flag
 its teacher, or of the run that it starts from) is refused unless the command has `--trust`.
 
 **Locations.** A path, address or source that was read from a file is opened in one of these cases: the command names
-it too; it lies in the directory of that file; the file was signed by this user; the command has `--trust`. A chain of
-addresses (`::`) and a scheme outside `SCHEMES` are opened only if the command names them, since some file systems of
-fsspec run what their files hold, start programs or log in to other machines.
+it too; this user signed the file, so that an earlier command named it; it lies in the directory of that file; the
+command has `--trust`. A chain of addresses (`::`) and a scheme outside `SCHEMES` are opened only in the first two
+cases, since some file systems of fsspec run what their files hold, start programs or log in to other machines.
 
 A program that uses t5x_like as a library, such as a notebook, must admit the names it needs:
 
@@ -59,12 +59,10 @@ class Origin:
   Attributes:
     file: its path, for messages.
     directory: the directory that its strings may name.
-    signed: whether this user wrote it.
   """
 
   file: str
   directory: str
-  signed: bool
 
 
 @dataclasses.dataclass
@@ -134,13 +132,13 @@ def was_read(path: str, content: Any, directory: str = "", signed: bool = False)
     path: the file, for messages.
     content: what it contains: strings, lists, dictionaries.
     directory: the directory that its strings may name; empty for none.
-    signed: whether this user wrote the file, see `is_signed`.
+    signed: whether this user wrote the file, see `is_signed`; its locations were in a recipe or flag of that command.
   """
-  origin = Origin(path, str(directory), signed)
+  origin = Origin(path, str(directory))
   for text in _texts(content):
-    earlier = _state.origins.get(text)
-    if earlier is None or earlier.signed:
-      _state.origins[text] = origin
+    _state.origins.setdefault(text, origin)
+  if signed:
+    admit_locations(content)
 
 
 def function(where: str, name: str) -> Callable:
@@ -176,7 +174,7 @@ def location(where: str, text: Any) -> None:
     return
   if _is_odd(text):
     raise _refused_address(f"{origin.file}: {where}", text)
-  if not origin.signed and not _state.everything and not is_inside(text, origin.directory):
+  if not _state.everything and not is_inside(text, origin.directory):
     raise _refused_location(origin, where, text)
 
 
@@ -195,7 +193,7 @@ def source(where: str, text: Any) -> None:
     return
   if _is_odd(text):
     raise _refused_address(f"{origin.file}: {where}", text)
-  if origin.signed or _state.everything:
+  if _state.everything:
     return
   match = _FILE_SOURCE.fullmatch(text)
   if not match or not os.path.isfile(match[1]) or not is_inside(match[1], origin.directory):

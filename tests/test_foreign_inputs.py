@@ -331,22 +331,24 @@ def test_a_run_of_this_user_may_name_any_data(tmp_path):
   assert np.isfinite(content["sizes"]["2"])
 
 
-@pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize(
   "text", ["reference://x::file:///a", "zip://a::gs://b/c", "hdfs://a/b", "simplecache::gs://a/b"]
 )
-def test_a_chain_or_an_odd_scheme_is_opened_only_if_the_command_names_it(text, signed):
+def test_a_chain_or_an_odd_scheme_is_opened_only_if_the_command_names_it(text):
   trust.begin((), everything=True)
-  trust.was_read("theirs/config.json", {"task": {"store": text}}, "theirs", signed)
+  trust.was_read("theirs/config.json", {"task": {"store": text}}, "theirs")
   for check_it in (trust.location, trust.source):
     with pytest.raises(UserError, match="theirs/config.json: config.x: found .*expected one address of gs://"):
       check_it("config.x", text)
   with pytest.raises(UserError, match="which this command does not name, expected one address of gs://"):
     place(text if "://" in text.partition("::")[0] else f"{text}/x")
-  trust.admit(text)
-  trust.location("config.x", text)
-  trust.source("config.x", text)
-  trust.address(text)
+  for name_it in (trust.admit, lambda text: trust.was_read("ours", [text], signed=True)):
+    trust.begin(())
+    trust.was_read("theirs/config.json", [text])
+    name_it(text)
+    trust.location("config.x", text)
+    trust.source("config.x", text)
+    trust.address(text)
 
 
 def test_a_location_in_the_directory_of_its_file_is_opened(tmp_path):

@@ -5,8 +5,8 @@ processor, so entries lie in a directory of their own per set of features. An en
 checksum: machine code with a flipped bit would compute something else, or crash. The next start removes entries that a
 kill cut short or a disk damaged, since jax would warn of them at every start and never replace them.
 
-A program that is read is run. The programs in a workdir, or in a cache that several users share, are therefore read
-only if this user wrote them: part of the directory's name depends on the directory's path and on a secret in the user's
+A program that is read is run. The programs in a workdir, or in a cache that others may write, are therefore read only
+if this user wrote them: part of the directory's name depends on the directory's path and on a secret in the user's
 cache directory. The programs of others have other names, which nothing looks for.
 """
 
@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import platform
+import stat
 from collections.abc import Callable
 
 import jax
@@ -88,13 +89,26 @@ def _place(workdir: str) -> pathlib.Path:
   """
   shared = os.environ.get("T5X_LIKE_CACHE", "")
   if shared and "://" not in shared:
-    local = pathlib.Path(shared).absolute()  # others may write there too
+    local = pathlib.Path(shared).absolute()
+    if _is_private(local):
+      return local / "compiled" / _machine()
   elif "://" in workdir:
     return pathlib.Path.home() / ".cache" / "t5x_like" / "compiled" / _machine()
   else:
     local = pathlib.Path(workdir).absolute()
   own = distributed.from_first(lambda: hmac.new(trust.secret(), os.fsencode(local), "sha256").hexdigest()[:16])
   return local / "compiled" / f"{_machine()}-{own}"
+
+
+def _is_private(directory: pathlib.Path) -> bool:
+  """Return whether only this user can write to a directory, which is made if it is missing.
+
+  Raises:
+    OSError: it cannot be made.
+  """
+  directory.mkdir(parents=True, exist_ok=True)
+  about = directory.stat()
+  return about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def hits() -> int:
