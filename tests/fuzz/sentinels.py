@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import platform
 import socket
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ class Sentinels:
   """
 
   def __init__(self, folder: pathlib.Path):
+    platform.processor()  # starts `uname` once in a process
     self.folder = folder
     self.events: list[str] = []
     (folder / "tokens" / "validation").mkdir(parents=True)
