@@ -30,6 +30,7 @@ from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names, globs
+from t5x_like.files.local import Irregular
 from t5x_like.files.places import is_remote, place
 from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store, Verify
@@ -247,6 +248,8 @@ def _bytes(record: Record | Skip, field: str, where: str, folder: str, directori
         return file.read()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, UserError):
       return Skip("image file not found")
+    except Irregular as error:
+      raise UserError(f"{where}: {path!r:.99} cannot be read: {error.strerror}; correct the record") from error
     except (OSError, ValueError) as error:
       raise UserError(
         f"{where}: {path!r:.99} cannot be read ({one_line(error)}); run the same command again"

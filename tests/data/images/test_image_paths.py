@@ -73,7 +73,7 @@ def test_a_pipe_or_device_in_place_of_an_image_ends_in_one_line(records, tmp_pat
     os.mkfifo(path)
   else:
     path.symlink_to("/dev/zero")
-  with pytest.raises(UserError, match=f"'2.png' cannot be read .*found a {kind}, expected a file"):
+  with pytest.raises(UserError, match=f"'2.png' cannot be read: found a {kind}, expected a file"):
     records("2.png")
 
 
