@@ -124,6 +124,132 @@ def test_a_copy_that_is_newer_than_the_intact_checkpoint_comes_first(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
 @pytest.mark.parametrize("whose", ["directory", "link"])
+def test_a_directory_of_another_user_is_refused(whose, tmp_path):
+  (tmp_path / "home").mkdir()
+  near = tmp_path / "near"
+  if whose == "link":
+    near.symlink_to(tmp_path / "home")
+    os.lchown(near, 65534, 65534)
+  else:
+    near.mkdir()
+    os.chown(near, 65534, 65534)
+  with pytest.raises(UserError, match=f"near: found a {whose} of another user"):
+    opened(tmp_path)
+
+
+def test_a_directory_that_every_user_may_change_is_refused(tmp_path):
+  near = tmp_path / "near"
+  near.mkdir()
+  near.chmod(0o777)
+  with pytest.raises(UserError, match="chmod o-w"):
+    opened(tmp_path)
+  near.chmod(0o1777)
+  opened(tmp_path).close()
+
+
+def test_copies_of_another_run_and_of_steps_gone_back_from_do_not_count(killed, shardings):
+  with opened(killed, "other") as run:
+    assert run.restore(abstract(shardings)) is None
+  with opened(killed) as run:
+    run.set_aside(0, "set_aside")
+  with opened(killed) as run:
+    assert run.restore(abstract(shardings)) is None
+    run.keep(1, state(7, shardings), {}, lambda: None)
+  with opened(killed) as run:
+    assert same(run.restore(abstract(shardings))[1], state(7, shardings))
+
+
+def test_a_newer_checkpoint_comes_first_and_what_cannot_be_kept_is_told(killed, shardings, caplog, monkeypatch):
+  with opened(killed) as run:
+    run.restore(abstract(shardings))
+    run.save(9, state(9, shardings), {})
+    monkeypatch.setattr(near_steps, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")), raising=False)
+    run.keep(9, state(9, shardings), {}, lambda: None)
+    with pytest.raises(NumericError, match="params/w"):
+      run.keep(10, jax.tree.map(lambda x: x / 0 if x.dtype == jnp.float32 else x, state(10, shardings)), {}, None)
+  assert "no emergency copy: full" in caplog.text
+  with opened(killed) as run:
+    assert run.restore(abstract(shardings))[0] == 9
+
+
+def test_a_full_disk_leaves_the_last_whole_copy(killed, shardings, monkeypatch):
+  with opened(killed) as run:
+    run.restore(abstract(shardings))
+    monkeypatch.setattr(near_steps.np, "ascontiguousarray", lambda _: (_ for _ in ()).throw(OSError(28, "full")))
+    for step in (4, 5):
+      run.keep(step, state(step, shardings), {}, lambda: None)
+  assert copies(killed) == ["3-0"]
+
+
+def test_bits_survive_the_mesh(shardings):
+  """All of them: NaN with its payload, minus zero, 16 bits and Booleans."""
+  kept = state(1, shardings)
+  kept["params"]["w"] = jax.device_put(
+    np.array([[np.nan, -0.0, -np.inf]] * 8, np.float32).view(np.uint32).__xor__(5).view(np.float32),
+    shardings["params"]["w"],
+  )
+  for x in jax.tree.leaves(kept):
+    own = {near_steps._start(shard.index): np.asarray(shard.data) for shard in x.addressable_shards}
+    wanted = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    assert np.asarray(from_replicas(wanted, own)).tobytes() == np.asarray(x).tobytes()
+    assert not np.any(from_replicas(wanted, None))
+
+
+class Device:
+  def __init__(self, number):
+    self.process_index = number
+
+
+class OfTwoSlices:
+  """A sharding of 8 rows over the two processes of a slice, repeated over two slices."""
+
+  def devices_indices_map(self, shape):
+    return {Device(i): (slice(4 * (i % 2), 4 * (i % 2) + 4),) for i in range(4)}
+
+
+def test_two_of_four_processes_cover_the_state_if_they_have_both_halves():
+  covers = lambda *held: near_steps._covering(OfTwoSlices(), (8,), np.isin(np.arange(4), held).tobytes())  # noqa: E731
+  assert covers(0, 1) and covers(0, 3) and not covers(0, 2)
+
+
+@pytest.mark.parametrize(
+  "first, places, held",
+  [
+    ((0, 1, 0, 1), (0, 1, 2, 3), (1, 1, 1, 1)),
+    ((0, 1, -1, -1), (0, 1, 2, 3), (1, 1, 0, 0)),  # a slice with empty disks
+    ((1, 0, 1, 0), (1, 0, 3, 2), (1, 1, 1, 1)),  # hosts have changed places
+    ((-1, 0, 1, -1), (2, 0, 1, 3), (1, 1, 0, 0)),  # so that one slice went on two
+    ((0, 0, 0, -1), (0, 1, 2, 3), (1, 0, 1, 0)),  # three have the same half
+  ],
+)
+def test_each_process_reads_for_one_that_needs_what_it_holds(first, places, held, monkeypatch):
+  monkeypatch.setattr(jax, "process_count", lambda: 4)
+  needs = near_steps.Needs({"w": types.SimpleNamespace(shape=(8,), sharding=OfTwoSlices())})
+  found, held_P = needs.places(np.array(first))
+  assert (found, tuple(held_P)) == (places, held)
+
+
+@pytest.mark.parametrize(
+  "values, told",
+  [
+    ({"directory": "gs://b/x"}, "expected an absolute path"),
+    ({"directory": "/x", "evrey": 3}, "did you mean 'every'"),
+    ({"every": 3}, "missing"),
+  ],
+)
+def test_mistakes_are_named(values, told):
+  with pytest.raises(UserError, match=told):
+    checked(values)
+
+
+@pytest.mark.parametrize(
+  "directory, told", [("$NO_SUCH_VARIABLE/x", "NO_SUCH_VARIABLE"), ("/proc/none", "cannot be made")]
+)
+def test_a_directory_that_cannot_be_is_named_before_the_first_step(directory, told, tmp_path):
+  with pytest.raises(UserError, match=told):
+    Emergency(tmp_path / "checkpoints", {"directory": directory, "every": 1})
+
+
 def test_copies_behind_a_link_do_not_count(killed, shardings):
   (start,) = (killed / "near").iterdir()
   start.rename(killed / "elsewhere")
