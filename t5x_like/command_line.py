@@ -82,6 +82,7 @@ class Parser(argparse.ArgumentParser):
       self.add_argument(trust.FLAG, action="store_true", help=says)
 
   def parse_known_args(self, args=None, namespace=None):
+    trust.begin(sys.argv[1:] if args is None else list(args))  # flags may open what they name while they are parsed
     found, rest = super().parse_known_args(args, namespace)
     values = [word.partition("=")[2] for word in rest]
     trust.begin([*vars(found).values(), *values], everything=getattr(found, "trust", False))

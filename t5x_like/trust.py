@@ -1,21 +1,31 @@
-"""The gate before every import by name: the functions, spelled `module:function`, that may be imported.
+"""The gate before everything that a file from elsewhere may name: functions, and locations of data.
 
-Importing a module runs it, so a name is imported only if the user gave exactly that name in this command: in the recipe
-of `--config`, in a `--config.…` flag, or in another flag. Only `Parser.parse`, `recipes.load` and, for lists of suites,
-`evaluate` admit them. A name read from a file (the `config.json` of a run, of its teacher, or of the run that it starts
-from) is refused unless the command has `--trust`.
+**Functions.** Importing a module runs it, so the function `module:function` is imported only if the user gave exactly
+that name in this command: in the recipe of `--config`, in a `--config.…` flag, or in another flag. Only `Parser.parse`,
+`recipes.load` and, for lists of suites, `evaluate` admit them. A name read from a file (the `config.json` of a run, of
+its teacher, or of the run that it starts from) is refused unless the command has `--trust`.
+
+**Locations.** A path, address or source that was read from a file is opened in one of these cases: the command names
+it too; this user signed the file, so that an earlier command named it; it lies in the directory of that file; the
+command has `--trust`. A chain of addresses (`::`) and a scheme outside `SCHEMES` are opened only in the first two
+cases, since some file systems of fsspec run what their files hold, start programs or log in to other machines.
 
 A program that uses t5x_like as a library, such as a notebook, must admit the names it needs:
 
     t5x_like.trust.admit("my_tasks:echo")
 
-Every command in the same process starts with no names admitted.
+Every command in the same process starts with nothing admitted.
 """
 
+import contextlib
+import dataclasses
+import hmac
 import importlib
 import json
+import os
 import pathlib
 import re
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,6 +33,9 @@ from typing import Any
 from t5x_like.errors import UserError, one_line
 
 FLAG = "--trust"
+SIGNATURE = "signature"  # the key of a signed file's content
+# Schemes of addresses that saved files and programs may name; any other one must be in a flag or a recipe.
+SCHEMES = ("gs", "gcs", "s3", "s3a", "http", "https", "az", "abfs", "abfss", "hf", "memory", "file", "local")
 # Functions of this package that defaults and recipes name in this form, and so saved configs too.
 OWN = frozenset(
   f"t5x_like.{name}"
@@ -30,38 +43,102 @@ OWN = frozenset(
 )
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _GIVEN = re.compile(rf"(?:(?:seqio|salient):)?({_NAME.pattern})(?:@.*)?", re.DOTALL)  # alone, or as a source
-_admitted: set[str] = set()
-_everything = False
-_files: dict[str, str] = {}  # the file of each name that was read, for messages
+# Sources that make their records themselves, alone or behind sources that change records.
+_GENERATED = re.compile(
+  r"((objects|cloze|salient|held_out:\d+@|t5:\w+):?)*(builtin|digits|digit_scenes|sums(:\d+)?|facts(:\d+)?)"
+)
+_FILE_SOURCE = re.compile(r"[a-z0-9_]+:([^,=@:{}*?\[\]]+)")  # `format:path` of one file
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SECRET_BYTES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+  """The file that contains a string.
+
+  Attributes:
+    file: its path, for messages.
+    directory: the directory that its strings may name.
+  """
+
+  file: str
+  directory: str
+
+
+@dataclasses.dataclass
+class State:
+  """What a command admits, and what its files contain; a command hands it to its worker processes.
+
+  Attributes:
+    names: the admitted functions.
+    texts: the strings in flags and recipes.
+    everything: whether the command has `--trust`.
+    origins: the files of the strings that were read.
+  """
+
+  names: set[str] = dataclasses.field(default_factory=set)
+  texts: set[str] = dataclasses.field(default_factory=set)
+  everything: bool = False
+  origins: dict[str, Origin] = dataclasses.field(default_factory=dict)
+
+
+_state = State()
 
 
 def begin(given: Any, everything: bool = False) -> None:
-  """Start a command: admit the names in its flags, and forget the previous command's.
+  """Start a command: admit what its flags name, and forget the previous command's.
 
   Args:
     given: the values of flags: strings, lists, dictionaries.
     everything: whether the command has `--trust`, which admits every name.
   """
-  global _everything
-  _admitted.clear()
-  _files.clear()
-  _everything = everything
+  resume(State(everything=everything))
   admit(given)
 
 
+def state() -> State:
+  """Return what this command admits, for `resume` in a process that works for it."""
+  return _state
+
+
+def resume(state: State) -> None:
+  """Admit in a worker what its command admits."""
+  global _state
+  _state = state
+
+
 def admit(given: Any) -> None:
-  """Admit the names in a value given by the user: a name, or a list or dictionary with names anywhere in it."""
-  _admitted.update(_names(given))
+  """Admit the functions and locations in a value given by the user: a string, or a list or dictionary of them."""
+  for text in _texts(given):
+    _state.texts.add(text)
+    if match := _GIVEN.fullmatch(text):
+      _state.names.add(match[1])
+
+
+def admit_locations(given: Any) -> None:
+  """Admit the locations in a value, as a program gives them to a function; functions must be named to `admit`."""
+  _state.texts.update(_texts(given))
 
 
 def everything() -> bool:
   """Return whether this command has `--trust`."""
-  return _everything
+  return _state.everything
 
 
-def was_read(path: str, content: Any) -> None:
-  """Record the file that contains these names, so that a refusal can mention it."""
-  _files.update(dict.fromkeys(_names(content), path))
+def was_read(path: str, content: Any, directory: str = "", signed: bool = False) -> None:
+  """Record the strings of a file, whose locations are checked before they are opened.
+
+  Args:
+    path: the file, for messages.
+    content: what it contains: strings, lists, dictionaries.
+    directory: the directory that its strings may name; empty for none.
+    signed: whether this user wrote the file, see `is_signed`; its locations were in a recipe or flag of that command.
+  """
+  origin = Origin(path, str(directory))
+  for text in _texts(content):
+    _state.origins.setdefault(text, origin)
+  if signed:
+    admit_locations(content)
 
 
 def function(where: str, name: str) -> Callable:
@@ -72,8 +149,8 @@ def function(where: str, name: str) -> Callable:
   Raises:
     UserError: the name is not admitted, or the module cannot be imported or lacks the function.
   """
-  if name not in OWN and name not in _admitted and not _everything:
-    raise _refused(where, name)
+  if name not in OWN and name not in _state.names and not _state.everything:
+    raise _refused_function(where, name)
   module, _, attribute = name.partition(":")
   here = str(pathlib.Path.cwd())
   if here not in sys.path:
@@ -84,32 +161,172 @@ def function(where: str, name: str) -> Callable:
     raise UserError(f"{where}: {name!r} cannot be used: {type(error).__name__}: {one_line(error)}") from error
 
 
-def _refused(where: str, name: str) -> UserError:
+def location(where: str, text: Any) -> None:
+  """Check a path or an address before it is opened or written.
+
+  Args:
+    where: the key that has it, for messages, such as `config.task.store`.
+  Raises:
+    UserError: it was read from a file that may not name it.
+  """
+  origin = _origin(text)
+  if origin is None:
+    return
+  if _is_odd(text):
+    raise _refused_address(f"{origin.file}: {where}", text)
+  if not _state.everything and not is_inside(text, origin.directory):
+    raise _refused_location(origin, where, text)
+
+
+def source(where: str, text: Any) -> None:
+  """Check a source, `FORMAT:REST`, before it is opened.
+
+  A file may name sources that make their records themselves, and single files in its own directory.
+
+  Args:
+    where: the key that has it, for messages, such as `config.task.source`.
+  Raises:
+    UserError: it was read from a file that may not name it.
+  """
+  origin = _origin(text)
+  if origin is None or _GENERATED.fullmatch(text):
+    return
+  if _is_odd(text):
+    raise _refused_address(f"{origin.file}: {where}", text)
+  if _state.everything:
+    return
+  match = _FILE_SOURCE.fullmatch(text)
+  if not match or not os.path.isfile(match[1]) or not is_inside(match[1], origin.directory):
+    raise _refused_location(origin, where, text)
+
+
+def address(url: str) -> None:
+  """Check an address before a client is made for it.
+
+  Raises:
+    UserError: it is a chain, or has a scheme outside `SCHEMES`, and the command does not name it.
+  """
+  if not _is_odd(url):
+    return
+  first, _, chain = url.partition("::")
+  if "://" in first:
+    start = f"{first.partition('://')[0]}://"
+  else:  # as in `simplecache::gs://bucket/file`
+    start = f"{first}::"
+    chain = "/".join(chain.split("/")[:3])
+  if not any(start in text and chain in text for text in (*_state.texts, os.environ.get("T5X_LIKE_CACHE", ""))):
+    raise _refused_address("", url)
+
+
+def is_inside(path: str, directory: str, links: bool = True) -> bool:
+  """Return whether a path or an address lies in a directory.
+
+  Args:
+    links: whether links are followed, so that one to elsewhere leads out of the directory.
+  """
+  if not directory or ".." in re.split(r"[/\\]", path) or "\0" in path:
+    return False
+  if "://" in path or "://" in directory:
+    return f"{path.rstrip('/')}/".startswith(f"{directory.rstrip('/')}/")
+  resolve = os.path.realpath if links else os.path.abspath
+  return f"{resolve(path)}/".startswith(f"{resolve(directory).rstrip('/')}/")
+
+
+def secret() -> bytes:
+  """Return bytes that only this user can read, made once.
+
+  Raises:
+    OSError, RuntimeError: they can be neither read nor made, or there is no home directory.
+  """
+  path = pathlib.Path.home() / ".cache" / "t5x_like" / "secret"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  if not path.exists():
+    fresh = path.with_name(f"secret-{secrets.token_hex(8)}")
+    fresh.touch(mode=0o600)
+    fresh.write_bytes(secrets.token_bytes(_SECRET_BYTES))
+    with contextlib.suppress(FileExistsError):
+      os.link(fresh, path)  # of several that begin at once, the first counts
+    fresh.unlink()
+  return path.read_bytes()
+
+
+def signature(content: Any) -> str | None:
+  """Return this user's signature of a value as JSON; None without a secret."""
+  try:
+    text = json.dumps(content, sort_keys=True)
+    return hmac.new(secret(), text.encode(), "sha256").hexdigest()
+  except (OSError, RuntimeError, ValueError, TypeError, RecursionError):
+    return None
+
+
+def is_signed(content: Any, text: Any) -> bool:
+  """Return whether a text is this user's signature of a value."""
+  expected = signature(content) if isinstance(text, str) and text.isascii() else None
+  return expected is not None and hmac.compare_digest(expected, text)
+
+
+def _origin(text: Any) -> Origin | None:
+  """Return the file that a location was read from; None if the command or the program names it."""
+  if not isinstance(text, str) or text in _state.texts:
+    return None
+  return _state.origins.get(text)
+
+
+def _is_odd(text: str) -> bool:
+  """Return whether a location has a chain of addresses, or a scheme outside `SCHEMES`."""
+  return "::" in text or any(scheme.lower() not in SCHEMES for scheme in _SCHEME.findall(text))
+
+
+def _refused_function(where: str, name: str) -> UserError:
   if not _NAME.fullmatch(name):
     return UserError(f"{where}: found {name!r}, expected a function, module:function")
-  origin = f"{_files[name]}: " if name in _files else ""
-  flag = f" (--{where}={name})" if re.fullmatch(r"config(\.\w+)+", where) else ""
+  origin = _state.origins.get(name)
   return UserError(
-    f"{origin}{where}: found {name!r}, which this command does not name, so it is not imported; give that name in the"
-    f" recipe or a flag{flag}, or add {FLAG} to import what saved files name (in a program:"
-    f" t5x_like.trust.admit({name!r}))"
+    f"{f'{origin.file}: ' if origin else ''}{where}: found {name!r}, which this command does not name, so it is not"
+    f" imported; give that name in the recipe or a flag{_flag(where, name)}, or add {FLAG} to import what saved files"
+    f" name (in a program: t5x_like.trust.admit({name!r}))"
   )
 
 
-def _names(value: Any) -> Iterator[str]:
-  """Yield the names in a value; a string may also be JSON."""
+def _refused_location(origin: Origin, where: str, text: str) -> UserError:
+  outside = f"is outside {origin.directory} and " if origin.directory else ""
+  return UserError(
+    f"{origin.file}: {where}: found {_shown(text)}, which {outside}this command does not name, so it is not opened;"
+    f" give it in the recipe or a flag{_flag(where, text)}, or add {FLAG} to open what saved files name"
+  )
+
+
+def _refused_address(where: str, text: str) -> UserError:
+  known = ", ".join(f"{scheme}://" for scheme in SCHEMES[:-2])
+  return UserError(
+    f"{where}{': ' if where else ''}found {_shown(text)}, which this command does not name, expected one address of"
+    f" {known}; give it in the recipe or a flag (in a program: t5x_like.trust.admit)"
+  )
+
+
+def _flag(where: str, text: str) -> str:
+  return f" (--{where}={text})" if re.fullmatch(r"config(\.\w+)+", where) and len(text) <= 120 else ""
+
+
+def _shown(text: str) -> str:
+  text = ascii(text)
+  return text if len(text) <= 120 else f"{text[:100]}..."
+
+
+def _texts(value: Any) -> Iterator[str]:
+  """Yield the strings in a value; one may itself be JSON."""
   value = value.to_dict() if hasattr(value, "to_dict") else value
-  if isinstance(value, str):
-    if found := _GIVEN.fullmatch(value):
-      yield found[1]
-    elif value[:1] in ("[", "{"):
+  if isinstance(value, str | os.PathLike):
+    text = os.fspath(value)
+    yield text
+    if text[:1] in ("[", "{"):
       try:
-        yield from _names(json.loads(value))
+        yield from _texts(json.loads(text))
       except (ValueError, RecursionError):
         return
   elif isinstance(value, Mapping):
     for item in (*value.keys(), *value.values()):
-      yield from _names(item)
+      yield from _texts(item)
   elif isinstance(value, list | tuple | set | frozenset):
     for item in value:
-      yield from _names(item)
+      yield from _texts(item)

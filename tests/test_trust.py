@@ -151,7 +151,7 @@ def test_functions_that_the_command_names_are_used_and_need_no_trust(compiled, t
 
 def test_only_whole_names_that_were_given_are_admitted():
   trust.begin(['{"name": "a.b:c", "more": ["d:e"]}', {"x": [{"y": "f:g"}]}, "--flag h:i", None, 3, "[broken"])
-  assert trust._admitted == {"a.b:c", "d:e", "f:g"}
+  assert trust.state().names == {"a.b:c", "d:e", "f:g"}
   for name in ("a.b:d", "b:c", "h:i", "os:system", "a.b:c\n", ":c", "a.b:"):
     with pytest.raises(UserError) as told:
       trust.function("config.task.name", name)
@@ -165,9 +165,9 @@ def test_values_of_a_saved_config_are_not_admitted_by_the_flags_beside_them():
   trust.begin(())
   saved = nano.get_config().to_dict() | {"mesh": {"data": ATTACK}, "objective": {"name": ATTACK}}
   config_lib.restored(saved, ["batch_size=8", f'mesh={{"data": "{ATTACK}"}}'], "saved")
-  assert ATTACK not in trust._admitted
+  assert ATTACK not in trust.state().names
   recipes.load(nano.__file__, ["objective.name=some.module:Thing"])
-  assert "some.module:Thing" in trust._admitted
+  assert "some.module:Thing" in trust.state().names
 
 
 @pytest.mark.parametrize("name", sorted(trust.OWN))
@@ -180,7 +180,7 @@ WORKER = """
 import pickle, sys
 from t5x_like import trust
 c4 = pickle.load(sys.stdin.buffer)
-print(c4._page("Some words here. More words. And more."), trust._admitted)
+print(c4._page("Some words here. More words. And more."), trust.state().names)
 """
 
 

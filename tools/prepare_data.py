@@ -192,7 +192,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
-  trust.begin([args.source, args.language_id])
   words: tuple[str, ...] = ()
   if args.bad_words:
     try:
@@ -224,7 +223,9 @@ def _cleaning(listed: str, steps: tuple[cleaning.Step, ...]) -> dict[str, Any]:
 
 @door
 def main(argv: list[str] | None = None) -> None:
+  trust.begin(sys.argv[1:] if argv is None else argv)  # flags may open what they name while they are parsed
   args, pipeline = _parser().parse_known_args(argv)
+  trust.admit([*vars(args).values()])
   engine_class = slots.find("--engine", args.engine, engines, "Engine")
   if pipeline and not engine_class.takes_options:
     _parser().error(f"unrecognized arguments: {' '.join(pipeline)}")

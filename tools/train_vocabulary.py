@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from t5x_like import command_line, vocabularies
+from t5x_like import command_line, trust, vocabularies
 from t5x_like.errors import UserError, door, one_line
 from t5x_like.files.places import Place, directory, place
 from t5x_like.vocabularies import MAIN, MANIFEST
@@ -287,7 +287,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument("--byte_fallback", action="store_true", help="spell characters without pieces as bytes")
   parser.add_argument("--max_bytes", type=int, default=10_000_000, help="the most text to train on (default: 10 MB)")
   parser.add_argument("--threads", type=int, default=2, help="threads of the trainer (default: 2)")
-  return parser.parse_args(arguments)
+  trust.begin(sys.argv[1:] if arguments is None else arguments)  # flags may open what they name while they are parsed
+  args = parser.parse_args(arguments)
+  trust.admit([*vars(args).values()])
+  return args
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import pathlib
 import tomllib
 from typing import Annotated, Any
 
-from t5x_like import slots
+from t5x_like import slots, trust
 from t5x_like.benchmarks import suites
 from t5x_like.benchmarks.suites import Benchmark, Suite
 from t5x_like.errors import UserError, one_line
@@ -87,6 +87,7 @@ def _read(path: str) -> Suite:
     tables = tomllib.loads(place(path).read_bytes().decode())
   except (OSError, ValueError, RecursionError) as error:
     raise UserError(f"--suite={path}: cannot be read: {one_line(error)}") from None
+  trust.was_read(path, tables, str(pathlib.PurePath(path).parent))
   if not tables or not all(isinstance(table, dict) for table in tables.values()):
     raise UserError(f"--suite={path}: expected a table for each task, such as [relatedness]")
   for task in tables:

@@ -23,7 +23,7 @@ from t5x_like.checkpoints import manifest as checkpoint_manifest
 from t5x_like.checkpoints.manifest import Damaged
 from t5x_like.checkpoints.tensors import Copies
 from t5x_like.errors import one_line
-from t5x_like.files.local import Local, check_below
+from t5x_like.files.local import Local, check_below, check_owned
 from t5x_like.runtime import process
 
 _MANIFEST, _INDEX, _DATA = "manifest.json", "pieces.json", "pieces.bin"
@@ -147,8 +147,10 @@ class NearSteps:
     before()
     aside = folder.with_name(f"{folder.name}.tmp")
     try:
+      folder.parent.mkdir(mode=0o700, exist_ok=True)
+      check_owned(folder.parent)
       shutil.rmtree(aside, ignore_errors=True)
-      aside.mkdir(mode=0o700, parents=True)
+      aside.mkdir(mode=0o700)
       index, offset = [], 0
       with open(aside / _DATA, "wb") as file:
         for (name, start), piece in pieces.items():
@@ -206,8 +208,15 @@ class NearSteps:
     return step >= self.least and self._starts.counts(start, step)
 
   def _found(self) -> Iterator[tuple[str, int, pathlib.Path]]:
-    """Yield start, step and directory of the run's copies on this host, unfinished ones too."""
+    """Yield start, step and directory of the run's copies on this host, unfinished ones too.
+
+    In a shared directory such as /dev/shm, another user may have made the directory of a start.
+    """
     for start, *_ in self._starts.known:
+      try:
+        check_owned(self._directory / start)
+      except OSError:
+        continue
       for name in (self._directory / start).names():
         if match := _COPY.fullmatch(name):
           yield start, int(match[1]), self._directory / start / name

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from t5x_like import config, slots
+from t5x_like import config, slots, trust
 from t5x_like.data import cache_directory, preprocessors, tasks
 from t5x_like.data.features import Feature
 from t5x_like.data.quiet_tensorflow import tf
@@ -24,6 +24,9 @@ from t5x_like.vocabularies import Vocabulary
 
 Batch = Callable[["tf.Tensor", "tf.Tensor", int], dict[str, "tf.Tensor"]]  # see `Task.batch`
 _PREPARERS = "t5x_like.corpora"  # imported only by recipes that name no store of their own
+# Arguments of tasks that are opened: sources, and paths or addresses with the words that stand for data made here.
+_SOURCES = ("source", "passages")
+_LOCATIONS = {"store": "builtin", "vocabulary": "bytes", "cache": "", "data_dir": "", "folder": ""}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +121,7 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
       the task itself.
   """
   where = f"config.{slot}"
+  _check_locations(where, arguments)
   function = slots.find(f"{where}.name", name, tasks, "task")
   after = arguments.get("preprocessors")
   arguments = {key: value for key, value in arguments.items() if key != "preprocessors"}
@@ -134,6 +138,17 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
   made = function(split=split, **given, **slots.fill(where, arguments, function, given=("split", *given)))
   file_names.check(f"{where}: the task's name", made.name, "its files are named after it; name its data otherwise")
   return slots.module("own", preprocessors).behind(made, f"{where}.preprocessors", after) if after else made
+
+
+def _check_locations(where: str, arguments: Mapping[str, Any]) -> None:
+  """Raise UserError for a source, path or address that a saved config may not name; see `trust`."""
+  for key, value in arguments.items():
+    if isinstance(value, Mapping):
+      _check_locations(f"{where}.{key}", value)
+    elif key in _SOURCES:
+      trust.source(f"{where}.{key}", value)
+    elif key in _LOCATIONS and value != _LOCATIONS[key]:
+      trust.location(f"{where}.{key}", value)
 
 
 def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:

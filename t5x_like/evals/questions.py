@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from t5x_like import slots
+from t5x_like import slots, trust
 from t5x_like.evals import Result, Setting
 from t5x_like.rows import Runner
 from t5x_like.slots import Count, Positive
@@ -56,6 +56,8 @@ class Evaluator:
     max_examples: Positive | None = None,
   ):
     questions = slots.module("questions", "t5x_like.inference")
+    for pattern in files:
+      trust.location("evaluator questions: files", pattern)
     found = questions.files(files)
     self._beat, self._files = setting.beat, {name: questions.read(path) for name, path in found.items()}
     task, self._run = setting.task, Runner(setting.model, setting.rules, {}, setting.batch_size)

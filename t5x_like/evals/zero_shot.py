@@ -3,9 +3,11 @@
 import jax
 import numpy as np
 
+from t5x_like import trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.evals import Result, Setting, _top_classes
 from t5x_like.evals._embeddings import of_texts
+from t5x_like.files.places import place
 from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Length, Positive
 
@@ -79,8 +81,9 @@ def _rows(texts: list[str], vocabulary, length: int) -> np.ndarray:
 
 
 def _read(path: str, classes: int) -> tuple[str, ...]:
+  trust.location("evaluator zero_shot: names", path)
   try:
-    with open(path, encoding="utf-8") as file:
+    with place(path).open("r", encoding="utf-8") as file:
       names = tuple(line.strip() for line in file if line.strip())
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f"evaluator zero_shot: names: {path} cannot be read ({one_line(error)})") from error

@@ -23,8 +23,11 @@ def is_name(text: Any) -> bool:
 
 
 def is_inside(path: Any) -> bool:
-  """Return whether a value is a relative path that stays in its directory: valid names joined by slashes."""
-  if not isinstance(path, str) or path.startswith("/"):
+  """Return whether a value is a relative path that stays in its directory: valid names joined by slashes.
+
+  An address is none, even behind a directory's name: `images/gs://bucket/file` would be opened as an address.
+  """
+  if not isinstance(path, str) or path.startswith("/") or "://" in path:
     return False
   parts = [part for part in path.split("/") if part not in ("", ".")]
   return bool(parts) and all(map(is_name, parts))

@@ -38,6 +38,35 @@ def check(path) -> None:
     raise Irregular(errno.EINVAL, f"found {kind}, expected a file", os.fspath(path))
 
 
+def check_link(path) -> None:
+  """Raise Irregular if a path is a link out of its directory or, in the cache of the Hub, out of its repository.
+
+  A directory from elsewhere may hold links to any file, whose content a copy of the directory would show.
+  """
+  folder = os.path.dirname(os.path.abspath(path))
+  if os.path.basename(os.path.dirname(folder)) == "snapshots":  # whose files are links to ../../blobs
+    folder = os.path.dirname(os.path.dirname(folder))
+  target = os.path.realpath(path)
+  if not f"{target}/".startswith(f"{os.path.realpath(folder).rstrip('/')}/"):
+    raise Irregular(errno.EINVAL, f"found a link to {target}, expected a file of this directory", os.fspath(path))
+
+
+def check_owned(folder) -> None:
+  """Raise Irregular unless a directory is this user's, and not everybody can replace or add files there.
+
+  A directory with the sticky bit, such as /dev/shm, may be shared: in it, nobody replaces the files of another user.
+  """
+  about = os.lstat(folder)
+  if not stat.S_ISDIR(about.st_mode):
+    raise Irregular(errno.ENOTDIR, "found a link or a file, expected a directory", os.fspath(folder))
+  if about.st_mode & stat.S_ISVTX and about.st_uid in (0, os.geteuid()):
+    return
+  if about.st_uid != os.geteuid():
+    raise Irregular(errno.EPERM, f"found a directory of user {about.st_uid}, expected one of yours", os.fspath(folder))
+  if about.st_mode & stat.S_IWOTH:
+    raise Irregular(errno.EPERM, "found a directory that everybody may write; chmod o-w it", os.fspath(folder))
+
+
 def check_below(folder) -> None:
   """Raise Irregular if anything below a directory is one."""
   for parent, _, names in os.walk(folder):
@@ -130,6 +159,12 @@ class Local(type(pathlib.Path())):
       return retried(call, self)
     except (FileNotFoundError, NotADirectoryError):
       return None
+
+  def open(self, mode: str = "r", *arguments, **options):
+    """Open the file; raise Irregular to read anything else."""
+    if "r" in mode:
+      check(self)
+    return super().open(mode, *arguments, **options)
 
   def read_bytes(self) -> bytes:
     def call() -> bytes:

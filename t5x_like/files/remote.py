@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
+from t5x_like import trust
 from t5x_like.errors import DamageError, answered, exit_code, retried
 from t5x_like.files import answers, clients
 from t5x_like.files.answers import Kind
@@ -59,6 +60,7 @@ class Remote:
     self._scheme, self._chain = _ALIASES.get(scheme, scheme), chain + rest
     self._root = f"{self._scheme}://{bucket}{self._chain}" if chain else f"{self._scheme}://{bucket}/"
     self._url = f"{first.rstrip('/')}{self._chain}"
+    trust.address(self._url)
 
   def __str__(self) -> str:
     return self._url

@@ -25,6 +25,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import checked_json
 from t5x_like.files.file_names import shown
+from t5x_like.files.local import check_link
 from t5x_like.files.mirror import fetched
 from t5x_like.interop import families, published_images
 from t5x_like.interop.fields import Fields
@@ -224,12 +225,21 @@ def save(
       (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     for name in FILES if origin else ():
       if (pathlib.Path(origin.path) / name).is_file():
+        _check_link(pathlib.Path(origin.path) / name)
         shutil.copyfile(pathlib.Path(origin.path) / name, directory / name)
     for name, content in beside.items():
       (directory / name).write_text(json.dumps(content, indent=2) + "\n")
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")  # last: without it nothing loads
   except OSError as error:
     raise UserError(f"{directory}: cannot be written: {error.strerror or one_line(error)}") from error
+
+
+def _check_link(file: pathlib.Path) -> None:
+  """Raise UserError for a link out of the directory of a model, whose target the copy would show."""
+  try:
+    check_link(file)
+  except OSError as error:
+    raise UserError(f"{file}: {error.strerror}; copy the file there") from error
 
 
 def model_types() -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from t5x_like.files.file_names import is_name
 from t5x_like.files.places import place
 
 _POOLINGS = {
@@ -24,7 +25,7 @@ def told(directory: str | None, pooling: str) -> str | None:
   kinds = {str(one.get("type")).rpartition(".")[2]: str(one.get("path")).rpartition("/")[2] for one in modules}
   if more := [kind for kind in kinds if kind not in _PLAIN]:
     return f"{directory}: its embeddings pass {', '.join(more)} after the model (modules.json), which ours leave out"
-  values = _read(directory, f"{kinds['Pooling']}/config.json") if kinds.get("Pooling") else None
+  values = _read(directory, f"{kinds['Pooling']}/config.json") if is_name(kinds.get("Pooling")) else None
   if not isinstance(values, dict):
     return None
   modes = [

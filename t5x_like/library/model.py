@@ -14,7 +14,7 @@ from typing import Any, TypedDict, Unpack, get_args, overload
 
 import numpy as np
 
-from t5x_like import slots
+from t5x_like import slots, trust
 from t5x_like.decoding import named
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals._embeddings import Pooling
@@ -333,6 +333,7 @@ def load(path: str, *, step: int | None = None, batch_size: int = 32, rules: Rul
     UserError: there is no such model or checkpoint, or it is damaged.
   """
   process.prepare()
+  trust.admit_locations(str(path))
   model = Model(trained.open_saved(str(path), rules, "t5x.load"), step, batch_size)
   _ = model.run
   return model

@@ -35,6 +35,7 @@ class Task:
 
   def __init__(self, name: str, split: str = "train", **arguments: Any):
     process.prepare()
+    trust.admit_locations(arguments)
     self._task = process.build_task("task", name, split, arguments)
     self.name: str = self._task.name
     self.vocabulary: Vocabulary = self._task.vocabulary

@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from t5x_like import objectives, slots
+from t5x_like import objectives, slots, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, local
 from t5x_like.files.places import place
@@ -109,12 +109,14 @@ def _starts(path: pathlib.Path):
 
 
 def flat_object(path: pathlib.Path) -> dict[str, str]:
-  """Return the values of a JSON file by dotted key, without secrets; {} if it is missing.
+  """Return the values of a JSON file by dotted key, without secrets and signature; {} if it is missing.
 
   Raises:
     UserError: it holds no JSON object.
   """
-  return _flat(redact_config(_read_object(path)))
+  content = _read_object(path)
+  content.pop(trust.SIGNATURE, None)
+  return _flat(redact_config(content))
 
 
 def total_steps(config: dict[str, str]) -> int | None:
@@ -230,7 +232,7 @@ def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
     try:
       from PIL import Image
 
-      with Image.open(io.BytesIO(data)) as image:
+      with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
         title = image.info.get("Title", path.stem)
     except Exception as error:
       raise UserError(f"{path}: not a PNG file ({one_line(error)}); remove it") from None

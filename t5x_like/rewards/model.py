@@ -10,7 +10,7 @@ may differ from the trained model's. Several processes score the texts of all on
 import functools
 from typing import Any
 
-from t5x_like import slots
+from t5x_like import slots, trust
 from t5x_like.errors import UserError
 
 
@@ -24,6 +24,7 @@ def reward(
     step: its checkpoint; None is the newest.
     prompt: the field that holds the prompt.
   """
+  trust.location("reward model: workdir", workdir)
   for names in (", ".join(example) or "none" for example in examples if prompt not in example):
     raise UserError(f"found no {prompt!r} among {names}; name the prompt's field in config.task.fields")
   return _judge(workdir, step)([example[prompt] for example in examples], texts)

@@ -5,9 +5,9 @@ processor, so entries lie in a directory of their own per set of features. An en
 checksum: machine code with a flipped bit would compute something else, or crash. The next start removes entries that a
 kill cut short or a disk damaged, since jax would warn of them at every start and never replace them.
 
-A program that is read is run. A workdir's programs are therefore read only if this user wrote them: part of the
-directory's name depends on the workdir's path and on a secret in the user's cache directory. The programs of a workdir
-from elsewhere have other names, which nothing looks for.
+A program that is read is run. The programs in a workdir, or in a cache that others may write, are therefore read only
+if this user wrote them: part of the directory's name depends on the directory's path and on a secret in the user's
+cache directory. The programs of others have other names, which nothing looks for.
 """
 
 import contextlib
@@ -18,11 +18,12 @@ import json
 import os
 import pathlib
 import platform
-import secrets
+import stat
 from collections.abc import Callable
 
 import jax
 
+from t5x_like import trust
 from t5x_like.errors import one_line
 from t5x_like.parallel import distributed
 
@@ -88,30 +89,26 @@ def _place(workdir: str) -> pathlib.Path:
   """
   shared = os.environ.get("T5X_LIKE_CACHE", "")
   if shared and "://" not in shared:
-    return pathlib.Path(shared).absolute() / "compiled" / _machine()
-  if "://" in workdir:
-    return _home() / "compiled" / _machine()
-  local = pathlib.Path(workdir).absolute()
-  own = distributed.from_first(lambda: hmac.new(_secret(), os.fsencode(local), "sha256").hexdigest()[:16])
+    local = pathlib.Path(shared).absolute()
+    if _is_private(local):
+      return local / "compiled" / _machine()
+  elif "://" in workdir:
+    return pathlib.Path.home() / ".cache" / "t5x_like" / "compiled" / _machine()
+  else:
+    local = pathlib.Path(workdir).absolute()
+  own = distributed.from_first(lambda: hmac.new(trust.secret(), os.fsencode(local), "sha256").hexdigest()[:16])
   return local / "compiled" / f"{_machine()}-{own}"
 
 
-def _home() -> pathlib.Path:
-  return pathlib.Path.home() / ".cache" / "t5x_like"
+def _is_private(directory: pathlib.Path) -> bool:
+  """Return whether only this user can write to a directory, which is made if it is missing.
 
-
-def _secret() -> bytes:
-  """Return bytes that only this user can read, made once."""
-  path = _home() / "secret"
-  path.parent.mkdir(parents=True, exist_ok=True)
-  fresh = path.with_name(f"secret-{secrets.token_hex(8)}")
-  if not path.exists():
-    fresh.touch(mode=0o600)
-    fresh.write_bytes(secrets.token_bytes(32))
-    with contextlib.suppress(FileExistsError):
-      os.link(fresh, path)  # of several that begin at once, the first counts
-    fresh.unlink()
-  return path.read_bytes()
+  Raises:
+    OSError: it cannot be made.
+  """
+  directory.mkdir(parents=True, exist_ok=True)
+  about = directory.stat()
+  return about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def hits() -> int:

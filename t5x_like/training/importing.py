@@ -74,4 +74,4 @@ def write(workdir: str, config: ConfigDict, vocabulary: Vocabulary, step: int, t
     checkpoints.save(step, tree, identity)
     checkpoints.wait()
   workdirs.write(workdir, "environment.json", environment())
-  workdirs.write(workdir, workdirs.FILE, identity)
+  workdirs.write_identity(workdir, identity)

@@ -12,10 +12,11 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 import t5x_like.objectives
-from t5x_like import checkpoints, evals, slots, training, vocabularies
+from t5x_like import checkpoints, evals, slots, training, trust, vocabularies
 from t5x_like import config as config_lib
 from t5x_like.data import tasks
 from t5x_like.errors import UserError
+from t5x_like.files import file_names
 from t5x_like.files.places import place
 from t5x_like.slots import Slot
 from t5x_like.training import tunings
@@ -127,6 +128,8 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
     )
   if store == "builtin":
     return vocabularies.load("bytes")
+  trust.location("config.task.store", store)
+  file_names.check("config.train_split", config.train_split, "choose another split")
   directory = f"{store}/{config.train_split}"
   manifest = place(f"{directory}/vocabulary/{vocabularies.MANIFEST}")  # web servers have files, but no directories
   if not (manifest.is_file() or manifest.parent.is_dir()):

@@ -151,7 +151,7 @@ class Session(contextlib.AbstractContextManager):
       if back:
         set_aside(self.workdir)
       found = process.environment() | made.cores
-      workdirs.write(self.workdir, workdirs.FILE, self.identity)
+      workdirs.write_identity(self.workdir, self.identity)
       workdirs.write(self.workdir, "environment.json", found)
       workdirs.add_start(self.workdir, step, self.identity, self._changes, found, back_to)
       made.task.vocabulary.save(self.workdir / "vocabulary")

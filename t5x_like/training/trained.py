@@ -7,7 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import slots
+from t5x_like import slots, trust
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.checkpoints.manifest import flatten, nest
 from t5x_like.errors import UserError
@@ -17,6 +17,9 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.training import build, ema
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.state import abstract_params
+
+# Keys that a published model's identity has and no run writes; `interop/published.py` explains them.
+_PUBLISHED = ("directory", "ends", "forced", "generation", "banned")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +118,11 @@ def opened(workdir: str, flag: str) -> tuple[dict[str, Any], Any]:
 
 
 def _look(workdir: str, flag: str) -> tuple[dict[str, Any] | None, Any]:
+  trust.location(flag, workdir)
   saved = workdirs.read(workdir)
   if saved is not None and not {"model_type", "architecture"} & saved.keys():
+    for key in _PUBLISHED:
+      saved.pop(key, None)
     return saved, None
   published = slots.module("published", "t5x_like.interop").find(str(workdir), flag)
   return published and published.identity, published

@@ -63,17 +63,20 @@ def read(workdir, address=None) -> dict[str, Any] | None:
       found = json.loads(content)
       if not isinstance(found, dict):
         raise ValueError("not a JSON object")
-      trust.was_read(path, found)
+      signature = found.pop(trust.SIGNATURE, None)
+      trust.was_read(path, found, address or workdir, trust.is_signed(found, signature))
       return found
     damage = "missing"
   except (ValueError, RecursionError) as error:
     damage = f"damaged ({one_line(error) if content.strip() else 'empty'})"
   where = f"{address or workdir}/{HISTORY}"
   past = _content(workdir, HISTORY, where)
-  copy = _config(_history(past, where)) if past else None
+  rows = _history(past, where) if past else []
+  copy = _config(rows)
   if copy is not None:
     _log.warning("%s: %s; its copy in %s is used", path, damage, HISTORY)
-    trust.was_read(where, copy)
+    signed = any(trust.is_signed(copy, row.get(trust.SIGNATURE)) for row in rows)
+    trust.was_read(where, copy, address or workdir, signed)
     return copy
   if content is None:
     return None
@@ -90,7 +93,7 @@ def imported(workdir) -> dict[str, Any] | None:
     if content is None:
       return None
     found = json.loads(content)
-    trust.was_read(f"{workdir}/{IMPORTED}", found)
+    trust.was_read(f"{workdir}/{IMPORTED}", found, workdir)
     return {"model": dict(found["model"]), "vocabulary": str(found["vocabulary"])}
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise UserError(
@@ -149,6 +152,13 @@ def check_vocabulary(workdir, saved: dict[str, Any], vocabulary, named: str) -> 
       f"config.task.vocabulary: {named} is not the vocabulary that {workdir} was trained with; leave the key out, and"
       f" {workdir}/vocabulary is used, or prepare the store with it"
     )
+
+
+def write_identity(workdir, identity: dict[str, Any]) -> None:
+  """Write `config.json` atomically with this user's signature; raise UserError if it cannot be written."""
+  content = json.loads(json.dumps(identity))
+  signature = trust.signature(content)
+  write(workdir, FILE, content | ({trust.SIGNATURE: signature} if signature else {}))
 
 
 def write(workdir, name: str, content: dict[str, Any]) -> None:
@@ -255,6 +265,7 @@ def add_start(
   known = _config(history(workdir))
   if changes or known is None or _digest(known) != digest:
     row["config"] = identity
+    row[trust.SIGNATURE] = trust.signature(json.loads(json.dumps(identity)))
   add_line(workdir, row)
 
 

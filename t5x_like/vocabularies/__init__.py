@@ -21,9 +21,10 @@ Nothing here imports TensorFlow: prediction works on a machine without it.
 import pathlib
 from types import ModuleType
 
-from t5x_like import slots
+from t5x_like import slots, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json
+from t5x_like.files.local import Local, check_link
 from t5x_like.files.places import Place, place
 from t5x_like.vocabularies.protocol import (
   Vocabulary,
@@ -69,6 +70,7 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
   """
   if str(path_or_name) == "bytes":
     return _kind("bytes").ByteVocabulary()
+  trust.location("vocabulary", path_or_name)
   try:
     path = place(path_or_name)
     is_directory = (path / MANIFEST).is_file() or path.is_dir()
@@ -134,8 +136,10 @@ def _manifest(path: Place) -> dict:
 
 
 def read(path: Place) -> bytes:
-  """Read a file; raise UserError if it cannot be read."""
+  """Read a file; raise UserError if it cannot be read, or is a link out of its directory."""
   try:
+    if isinstance(path, Local):
+      check_link(path)
     data = path.read()
     return path.read_bytes() if data is None else data
   except OSError as error:

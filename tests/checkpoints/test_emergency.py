@@ -248,3 +248,11 @@ def test_mistakes_are_named(values, told):
 def test_a_directory_that_cannot_be_is_named_before_the_first_step(directory, told, tmp_path):
   with pytest.raises(UserError, match=told):
     Emergency(tmp_path / "checkpoints", {"directory": directory, "every": 1})
+
+
+def test_copies_behind_a_link_do_not_count(killed, shardings):
+  (start,) = (killed / "near").iterdir()
+  start.rename(killed / "elsewhere")
+  start.symlink_to(killed / "elsewhere")
+  with opened(killed) as run:
+    assert run.restore(abstract(shardings)) is None

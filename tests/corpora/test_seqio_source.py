@@ -82,7 +82,7 @@ def test_only_a_name_that_the_command_gives_is_imported(pairs):
   with pytest.raises(UserError, match="'seqio_tasks:steps', which this command does not name"):
     open_source(f"seqio:seqio_tasks:steps@jsonl:{pairs}")
   trust.was_read("theirs/config.json", {"task": {"source": "seqio:subprocess:getoutput"}})
-  with pytest.raises(UserError, match="theirs/config.json: source: found 'subprocess:getoutput'"):
+  with pytest.raises(UserError, match="theirs/config.json: source: found 'seqio:subprocess:getoutput'"):
     open_source("seqio:subprocess:getoutput")
 
 

@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from t5x_like import trust
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.sources import Skip, _columns, _files, conllu
 from t5x_like.errors import UserError
@@ -242,6 +243,9 @@ def test_remote_places(scheme, tmp_path):
   facts = source.facts()["splits"]["train"]
   assert [entry["file"] for entry in facts] == ["a.txt", "b.txt"] and str(tmp_path) not in json.dumps(facts)
   assert "found no file" in refusal(f"lines:{root}/*.none")
+  trust.begin(())
+  assert "found 'nosuch://x/y', which this command does not name" in refusal("lines:nosuch://x/y")
+  trust.admit("lines:nosuch://x/y")
   assert "nosuch://x/: cannot be opened" in refusal("lines:nosuch://x/y")
 
 

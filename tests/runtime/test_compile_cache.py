@@ -103,3 +103,17 @@ def test_the_oldest_programs_make_room(tmp_path, monkeypatch):
   assert compile_cache._trim(tmp_path) == 2
   assert sorted(entry.name for entry in tmp_path.iterdir()) == ["new-cache", "old-cache"]
   assert compile_cache._trim(tmp_path) == 0 and compile_cache._trim(tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize("mode, private", [(0o755, True), (0o775, False), (0o777, False)])
+def test_a_cache_that_others_may_write_is_found_by_the_secret(tmp_path, monkeypatch, mode, private):
+  shared = tmp_path / "shared"
+  shared.mkdir()
+  shared.chmod(mode)
+  monkeypatch.setenv("T5X_LIKE_CACHE", str(shared))
+  places = set()
+  for home in ("mine", "theirs"):
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    places.add(compile_cache._place(str(tmp_path / "run")))
+  assert len(places) == (1 if private else 2)
+  assert all(place.parent == shared / "compiled" for place in places)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like import trust
 from t5x_like.corpora import building, duplicates, engines
 from t5x_like.corpora.cleaning import Comparison, Entries
 from t5x_like.corpora.job import Job
@@ -58,7 +59,7 @@ class Engine(engines.Engine):
 
   def _each(self, job: Job, work: Callable[[int], None]) -> None:
     with _pipeline(self._options, _refusals(job)) as pipeline:
-      _parts(pipeline, job) | "make" >> beam.Map(_call, work=work, refusals=_refusals(job))
+      _parts(pipeline, job) | "make" >> beam.Map(_call, work=work, refusals=_refusals(job), admitted=trust.state())
 
   def compare(self, job: Job, one: Comparison) -> None:
     """Make a comparison as a group-by.
@@ -70,7 +71,7 @@ class Engine(engines.Engine):
     with _pipeline(self._options, _refusals(job)) as pipeline:
       numbers = _parts(pipeline, job)
       divided = numbers | "divide" >> beam.FlatMap(
-        _divided, job=job, one=one, buckets=min(job.kind.num_parts, _MOST_BUCKETS)
+        _divided, job=job, one=one, buckets=min(job.kind.num_parts, _MOST_BUCKETS), admitted=trust.state()
       ).with_output_types(tuple[int, Any])
       marked = (
         divided | beam.GroupByKey() | "match" >> beam.FlatMap(_matched, one=one).with_output_types(tuple[int, Any])
@@ -140,7 +141,13 @@ def _options(flags: Sequence[str]) -> PipelineOptions:
   return options
 
 
-def _call(number: int, work: Callable[[int], Any], refusals: Place) -> Any:
+def _call(number: int, work: Callable[[int], Any], refusals: Place, admitted: trust.State) -> Any:
+  """Do a part's work; write the message of a UserError among the refusals.
+
+  Args:
+    admitted: what the command admits, whose flags a worker lacks.
+  """
+  trust.resume(admitted)
   try:
     return work(number)
   except UserError as error:
@@ -148,9 +155,11 @@ def _call(number: int, work: Callable[[int], Any], refusals: Place) -> Any:
     (refusals / f"{number:06d}").write_text(one_line(error))
 
 
-def _divided(number: int, job: Job, one: Comparison, buckets: int) -> Iterator[tuple[int, tuple[int, Entries]]]:
+def _divided(
+  number: int, job: Job, one: Comparison, buckets: int, admitted: trust.State
+) -> Iterator[tuple[int, tuple[int, Entries]]]:
   """Yield (bucket, (part, its entries)) for every bucket with entries of the part."""
-  found = _call(number, lambda number: duplicates.entries(job, one, number), _refusals(job))
+  found = _call(number, lambda number: duplicates.entries(job, one, number), _refusals(job), admitted)
   if found is None or not found["key"].size:
     return
   bucket_n = (found["key"] % np.uint64(buckets)).astype(np.int64)

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from t5x_like import trust
 from t5x_like.corpora import building, duplicates, engines
 from t5x_like.corpora.cleaning import Comparison
 from t5x_like.corpora.job import Batch, Job, Made
@@ -119,8 +120,13 @@ def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: 
     ahead.extend(submitted(1))
 
 
-def _worker() -> None:
-  """Set up a worker process: one thread for the tokenizers library, and exit when the parent ends."""
+def _worker(admitted: trust.State) -> None:
+  """Set up a worker process: one thread for the tokenizers library, and exit when the parent ends.
+
+  Args:
+    admitted: what the command admits, whose flags the worker lacks.
+  """
+  trust.resume(admitted)
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   parent = multiprocessing.parent_process()
 
@@ -150,7 +156,7 @@ class _Spawn(multiprocessing.context.SpawnContext):
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
   ended = threading.Event()
-  with concurrent.futures.ProcessPoolExecutor(workers, _Spawn(), _worker) as pool:
+  with concurrent.futures.ProcessPoolExecutor(workers, _Spawn(), _worker, (trust.state(),)) as pool:
     watch = threading.Thread(target=_end_if_stuck, args=(pool, ended), daemon=True)
     watch.start()
     try:

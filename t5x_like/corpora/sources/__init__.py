@@ -56,7 +56,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like import slots
+from t5x_like import slots, trust
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.files import file_names
 from t5x_like.files.checked_json import kind_of
@@ -142,8 +142,10 @@ def open_source(source: str, *, fields: tuple[str, ...] = (), data_dir: str | No
     data_dir: directory for prepared TensorFlow datasets; None is TFDS's default.
 
   Raises:
-    UserError: the format, file, dataset or field does not exist, or a file is empty.
+    UserError: the format, file, dataset or field does not exist, a file is empty, or the source was read from a file
+      that may not name it, see `trust`.
   """
+  trust.source("source", source)
   name, _, rest = source.partition(":")
   if name not in formats():
     raise UserError(

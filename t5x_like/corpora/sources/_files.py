@@ -73,6 +73,10 @@ class FileSource(Source):
     """Return the size of a file in bytes; of one at an address as on opening, since every question is a request."""
     return self._sizes[path] if path in self._sizes else place(path).size()
 
+  def paths(self, split: str) -> list[str]:
+    """Return the files of a split."""
+    return list(self._files[split])
+
   def _paths(self, split: str, part: tuple[int, int] | None) -> list[str]:
     return self._files[split][slice(*part) if part else slice(None)]
 

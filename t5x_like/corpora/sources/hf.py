@@ -5,16 +5,21 @@ NAME is `owner/name`, or a name alone. The data set is downloaded once, into `da
 Python scripts are refused by the library: nothing read is executed.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from t5x_like import trust
 from t5x_like.corpora.sources import Record, check_fields, check_split, column_of
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.files.file_names import is_inside, shown
 from t5x_like.files.local import Local
 
 _AT_ONCE = 256
+_CARD = "README.md"  # of a data set; YAML between its first lines of dashes names the files
+_FRONT = re.compile(r"\A---\s*\n(.*?)\n---", re.DOTALL)
 _REVISION = re.compile(r"@([0-9a-f]{40})/")
 
 
@@ -28,7 +33,10 @@ class Source(Base):
       raise UserError(f"source hf:{rest}: needs the package datasets; pip install 't5x-like[hf]'") from error
     self._where = f"data set {rest}"
     path, _, split = rest.partition("@")
+    self._roots = (path, *_caches(data_dir))
     name, config = (path, None) if Local(path).is_dir() else _named(path, rest)
+    if Local(path).is_dir():
+      _check_card(Local(path) / _CARD)
     try:
       found = datasets.load_dataset(name, config, cache_dir=data_dir)
     except Exception as error:  # the library, its clients and file readers raise types of their own
@@ -100,10 +108,44 @@ class Source(Base):
   def _plain(self, name: str, cell: Any) -> Any:
     feature = self._features[name]
     if hasattr(feature, "decode") and isinstance(cell, dict):
-      return _content(cell, f"{self._where}, column {name}")
+      return _content(cell, f"{self._where}, column {name}", self._roots)
     if getattr(feature, "names", None) and isinstance(cell, int) and cell >= 0:
       return feature.int2str(cell)
     return cell
+
+
+def _caches(data_dir: str | None) -> list[str]:
+  """Return the directories in which `datasets` and `huggingface_hub` keep downloaded files."""
+  home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+  return [folder for folder in (data_dir, os.environ.get("HF_DATASETS_CACHE"), home) if folder]
+
+
+def _check_card(card: Local) -> None:
+  """Raise UserError if the card of a local data set names files elsewhere, which `datasets` would open or fetch."""
+  match = _FRONT.match(card.read_text(errors="replace")) if card.is_file() else None
+  if match is None:
+    return
+  import yaml
+
+  try:
+    content = yaml.safe_load(match[1])
+  except (yaml.YAMLError, ValueError, RecursionError):  # `datasets` refuses it too
+    return
+  for config in content.get("configs") or () if isinstance(content, dict) else ():
+    for key in ("data_files", "data_dir"):
+      for text in _strings(config.get(key)) if isinstance(config, dict) else ():
+        if "::" in text or "://" in text or not is_inside(text):
+          raise UserError(f"{card}: {key}: found {shown(text)}, expected a path in this directory; correct the card")
+
+
+def _strings(value: Any) -> Iterator[str]:
+  """Yield the file names in a value of `data_files`: names, by split, or in objects with the key `path`."""
+  if isinstance(value, str):
+    yield value
+  elif isinstance(value, dict):
+    yield from (text for key, item in value.items() if key != "split" for text in _strings(item))
+  elif isinstance(value, list):
+    yield from (text for item in value for text in _strings(item))
 
 
 def _named(path: str, rest: str) -> tuple[str, str | None]:
@@ -114,10 +156,12 @@ def _named(path: str, rest: str) -> tuple[str, str | None]:
   return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
 
 
-def _content(cell: dict[str, Any], where: str) -> bytes | None:
-  """Return the bytes of an encoded image or sound."""
+def _content(cell: dict[str, Any], where: str, roots: tuple[str, ...]) -> bytes | None:
+  """Return the bytes of an encoded image or sound, which may be a file in the directories `roots`."""
   if cell.get("bytes") is not None or not cell.get("path"):
     return cell.get("bytes")
+  if not any(trust.is_inside(cell["path"], root, links=False) for root in roots):
+    raise UserError(f"{where}: found the path {shown(cell['path'])}, expected a file of the data set; embed its bytes")
   try:
     return Local(cell["path"]).read_bytes()
   except OSError as error:

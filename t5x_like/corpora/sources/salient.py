@@ -18,11 +18,9 @@ spans come from one of:
 Texts are cut into sentences (`_salient_rules.py`), but for records with spans of their own.
 """
 
-import multiprocessing
 import re
 from collections.abc import Iterator
 
-from t5x_like import trust
 from t5x_like.corpora.sources import Record, _named_spans, _salient_rules, formats, open_source
 from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError
@@ -40,8 +38,6 @@ class Source(Derived):
     name, inner = found.groups() if found else (None, rest)
     if not inner:
       raise UserError("source salient: expected salient:SOURCE or salient:FINDER@SOURCE, such as salient:text:*.txt")
-    if name and multiprocessing.parent_process() is not None:  # a worker, whose command has opened the source
-      trust.admit(name)
     self._find, finder = _named_spans.load("source salient", name) if name else (None, "")
     self._inner = open_source(inner, data_dir=data_dir)
     self._own = {"form": "salient", "version": VERSION, "finder": finder}

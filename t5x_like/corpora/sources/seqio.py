@@ -14,7 +14,6 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import multiprocessing
 import pathlib
 import re
 import sys
@@ -135,8 +134,6 @@ class Source(Base):
 def _task(where: str, name: str) -> Any:
   """Return a task or a list of preprocessors by `module:TASK`."""
   module, _, task = name.partition(":")
-  if multiprocessing.parent_process() is not None:  # a worker, whose command has opened the source and lacks the flags
-    trust.admit(name)
   try:
     found = trust.function("source", name)
   except UserError:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.corpora.sources import Record, Source, value
+from t5x_like.data.images.pictures import FORMATS
 from t5x_like.data.images.store import ImageStore, Notes
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError
@@ -89,7 +90,7 @@ def _reader(field: str, image_field: str, numbers: dict[str, int]) -> Callable[[
   from PIL import Image
 
   def of(record: Record, where: str) -> dict[str, np.ndarray]:
-    with Image.open(io.BytesIO(value(record, image_field, where))) as image:
+    with Image.open(io.BytesIO(value(record, image_field, where)), formats=FORMATS) as image:
       height, width = image.height, image.width
     objects: Any = value(record, field, where)
     try:

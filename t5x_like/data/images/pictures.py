@@ -15,6 +15,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Fit = Literal["cut", "padded", "squeezed", "squeezed_cut"]
 Method = Literal["bicubic", "bilinear", "lanczos", "nearest"]
 ANNOTATED = "annotated_size"  # a source's key of the height and width of an image by its annotations
+# Formats that are decoded, by Pillow's names. Others would add decoders that few have tested, and EPS a program.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 _ORIENTATION = 0x112  # EXIF's tag; 1 is upright, 2 to 8 are turned or mirrored
 _GREY = ("1", "L", "LA", "La")
 _MOST_OF_16_BITS = 2**16 - 1
@@ -32,7 +34,7 @@ def readable(data: bytes, use: Callable) -> Any:
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of large images, which are refused below
     try:
-      with Image.open(io.BytesIO(data)) as image:
+      with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         if image.width * image.height <= MOST_PIXELS:
           return use(image)
     except Image.DecompressionBombError:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like import trust
 from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import Batch, Made, skips
 from t5x_like.corpora.sources import Record, Skip, Source, value
@@ -28,7 +29,8 @@ from t5x_like.data.images.checking import checked
 from t5x_like.data.images.pictures import ANNOTATED
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError, one_line
-from t5x_like.files import checked_json, file_names
+from t5x_like.files import checked_json, file_names, globs
+from t5x_like.files.local import Irregular
 from t5x_like.files.places import is_remote, place
 from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store, Verify
@@ -133,8 +135,16 @@ def open_store(
   opened = prepared.source(source, (image_field, *filter(None, [label_field]), *notes.fields), data_dir)
   names = list(classes) or _classes(opened, label_field, cache) if label_field else []
   arguments = {"fields": [image_field, label_field], "folder": folder, "notes": notes.facts}
-  made = Images(opened, split, cache, {"classes": names}, arguments, None, notes)
+  made = Images(opened, split, cache, {"classes": names}, arguments, None, notes, _directories(opened))
   return ImageStore(prepared.opened(made, processes.Engine(1), verify))
+
+
+def _directories(source: Source) -> tuple[str, ...]:
+  """Return the directories of a source's files; none of a source that is made of another one."""
+  if not isinstance(source, FileSource):
+    return ()
+  paths = (path for split in source.splits for path in source.paths(split))
+  return tuple(dict.fromkeys(os.path.dirname(globs.absolute(path)) for path in paths))
 
 
 def _classes(source: Source, field: str, cache: str) -> list[str]:
@@ -153,9 +163,14 @@ def _classes(source: Source, field: str, cache: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Images(prepared.Records):
-  """The images of a source, with notes."""
+  """The images of a source, with notes.
+
+  Attributes:
+    directories: those of the source's files, below which records may name images by their whole paths.
+  """
 
   notes: Notes
+  directories: tuple[str, ...] = ()
 
   items = "images"
   advice = "check the source and its fields"
@@ -172,9 +187,10 @@ class Images(prepared.Records):
     """Check images in threads; items are made in the order of the records."""
     image_field, label_field = self.arguments["fields"]
     numbers = numbered(self.store_facts["classes"], "classes") if label_field else {}
+    folder = self.arguments["folder"]
     items, reasons, changed = [], [], []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-      images = [_bytes(record, image_field, where, self.arguments["folder"]) for where, record in batch.items]
+      images = [_bytes(record, image_field, where, folder, self.directories) for where, record in batch.items]
       usable = threads.map(_usable, images, (record for _, record in batch.items))
       for (where, record), kept in zip(batch.items, usable):
         note = kept if isinstance(kept, Skip) else self.notes.of(record | {image_field: kept[0]}, where)
@@ -196,22 +212,37 @@ class Images(prepared.Records):
     return Made(arrays, reasons, changed)
 
 
+def _path(name: str, field: str, where: str, folder: str, directories: tuple[str, ...]) -> str:
+  """Return the path or address of a record's image.
+
+  A record's name stays below `folder` or, without one, below the current directory or a directory of the records.
+
+  Raises:
+    UserError: it does not.
+  """
+  if file_names.is_inside(name):
+    return os.path.join(folder, name)
+  roots = (folder,) if folder else (os.getcwd(), *directories)
+  if any(trust.is_inside(name, root, links=False) for root in roots) or (trust.everything() and not is_remote(name)):
+    return name
+  mend = f"a path below {folder}" if folder else "a path below the current directory or that of the records"
+  raise UserError(
+    f"{where}: found {file_names.shown(name)} in field {field!r}, expected {mend}; name its directory in"
+    f" config.task.folder, or add {trust.FLAG} for any path of this machine"
+  )
+
+
 def _usable(data: bytes | Skip, record: Record | Skip) -> tuple[bytes, str] | Skip:
   return data if isinstance(data, Skip) else checked(data, record.get(ANNOTATED))
 
 
-def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes | Skip:
-  """Return the encoded image of a record."""
+def _bytes(record: Record | Skip, field: str, where: str, folder: str, directories: tuple[str, ...]) -> bytes | Skip:
+  """Return the encoded image of a record; `directories` are those of the source's files."""
   if isinstance(record, Skip):
     return record
   found = value(record, field, where)
   if isinstance(found, str):
-    if folder and not file_names.is_inside(found):
-      raise UserError(
-        f"{where}: found {file_names.shown(found)} in field {field!r}, expected a path below {folder}; without"
-        " config.task.folder, paths are taken as they are"
-      )
-    path = found if is_remote(found) else os.path.join(folder, found)
+    path = _path(found, field, where, folder, directories)
     try:
       if kind := other_kind(path):
         return Skip(f"{kind} instead of an image")
@@ -219,6 +250,8 @@ def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes 
         return file.read()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, UserError):
       return Skip("image file not found")
+    except Irregular as error:
+      raise UserError(f"{where}: {path!r:.99} cannot be read: {error.strerror}; correct the record") from error
     except (OSError, ValueError) as error:
       raise UserError(
         f"{where}: {path!r:.99} cannot be read ({one_line(error)}); run the same command again"

@@ -49,8 +49,8 @@ class Captioned(examples.Seen):
     mean, std: by default CLIP's.
     image_field: the field of the encoded image or its path; adjacent records of one path are one image.
     caption_field: the field of a caption or a list of captions.
-    folder: the directory to which image paths are relative and which they must not leave; without it, paths are used
-      as they are.
+    folder: the directory to which image paths are relative and which they must not leave; without it, they are
+      relative to the current directory, and must not leave that directory or that of the records.
   """
 
   vocabulary: str = "bytes"

@@ -74,6 +74,7 @@ def _model_proto() -> type:
       ("pieces", 1, 3, part, ".spm.Piece"),
       ("trainer_spec", 2, 1, part, ".spm.Trainer"),
       ("normalizer_spec", 3, 1, part, ".spm.Normalizer"),
+      ("denormalizer_spec", 5, 1, part, ".spm.Normalizer"),
     ],
   }
   file = descriptor_pb2.FileDescriptorProto(name="t5x_like/sentencepiece.proto", package="spm", syntax="proto2")
@@ -89,6 +90,12 @@ def _model_proto() -> type:
 def is_unigram(model: bytes) -> bool:
   """Return whether a SentencePiece model is a unigram model, which is the format's default."""
   return _model_proto().FromString(model).trainer_spec.model_type in (0, 1)
+
+
+def charsmaps(model: bytes) -> list[bytes]:
+  """Return the tables of replacements of a SentencePiece model, of texts and of pieces."""
+  proto = _model_proto().FromString(model)
+  return [spec.precompiled_charsmap for spec in (proto.normalizer_spec, proto.denormalizer_spec)]
 
 
 def merges_of(vocab: dict[str, int]) -> list[list[str]]:

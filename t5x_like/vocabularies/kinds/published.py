@@ -23,12 +23,13 @@ from t5x_like.files import file_names
 from t5x_like.files.checked_json import kind_of
 from t5x_like.files.places import Place
 from t5x_like.vocabularies import CONFIG, SENTENCE_PIECE, TOKENIZER
+from t5x_like.vocabularies.kinds import _growth as growth
 from t5x_like.vocabularies.kinds import _pipelines as pipelines
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
 from t5x_like.vocabularies.kinds._pipelines import text_of
 from t5x_like.vocabularies.kinds._tokenizer_files import ADDED, FLAGS, MODEL_CONFIG, NAMES, SPECIAL, VOCABULARY
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
-from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary, refusing
+from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary, described_by, refusing
 
 KIND = "published"
 BROUGHT = "huggingface."  # prefix of the names of the original files
@@ -147,6 +148,8 @@ def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
   if not isinstance(files, dict):
     raise UserError(f"{where}: found {kind_of(files)} in 'files', expected an object; copy the directory again")
   brought = [name for name in files if name.startswith(BROUGHT)]
+  if BROUGHT + TOKENIZER in brought:
+    growth.check(described_by(vocabularies.read(directory / (BROUGHT + TOKENIZER))), where)
   for name in brought:
     file_names.check(f"{where}: files", name.removeprefix(BROUGHT), "copy the vocabulary again")
   return PublishedVocabulary(
@@ -202,6 +205,8 @@ def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
       directory, config, legacy, file, {text_of(token) for token in (*named.values(), *extra) if token}
     )
     pipelines.check_charsmap(described, where)
+    growth.check(file or {}, where)  # which `around` and `between` use as it is
+    growth.check(described, where)
     described, ids = _with_added(described, added, named, [*own, *extra], _vectors(model_config))
   facts = _facts(
     where, ids, {n: text_of(token) for n, token in named.items() if token}, model_config, config, sentinels

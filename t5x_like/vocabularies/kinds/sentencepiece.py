@@ -10,7 +10,8 @@ import t5x_like.vocabularies.kinds._shared as shared
 from t5x_like import vocabularies
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.places import Place
-from t5x_like.vocabularies.kinds._pipelines import is_unigram
+from t5x_like.vocabularies.kinds import _growth as growth
+from t5x_like.vocabularies.kinds._pipelines import charsmaps, is_unigram
 from t5x_like.vocabularies.kinds._shared import T5_EXTRA_IDS
 from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, UNK_ID, Vocabulary
 
@@ -104,11 +105,14 @@ def _processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcesso
   processor = sentencepiece.SentencePieceProcessor()
   try:
     processor.LoadFromSerializedProto(model)
-  except (RuntimeError, ValueError) as error:
+    tables = charsmaps(model)
+  except Exception as error:  # RuntimeError, or protobuf's own
     raise UserError(
       f"{origin}: found {len(model)} bytes that are not a SentencePiece model, expected a complete .model file "
       f"({one_line(error)})"
     ) from None
+  for charsmap in tables:
+    growth.check_charsmap(charsmap, origin)
   found = {"pad": processor.pad_id(), "eos": processor.eos_id(), "unk": processor.unk_id()}
   expected = {"pad": PAD_ID, "eos": EOS_ID, "unk": UNK_ID}
   for name, expected_id in expected.items():

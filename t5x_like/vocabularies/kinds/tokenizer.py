@@ -14,6 +14,7 @@ import t5x_like.vocabularies.protocol as protocol
 from t5x_like import vocabularies
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.places import Place
+from t5x_like.vocabularies.kinds import _growth as growth
 from t5x_like.vocabularies.protocol import PAD_ID, Vocabulary
 
 KIND = "tokenizer"
@@ -210,9 +211,19 @@ def refusing(where: str, what: str) -> Iterator[None]:
     ) from None
 
 
+def described_by(model: bytes) -> dict[str, Any]:
+  """Return the content of a `tokenizer.json`; {} if it has none, which the library then refuses."""
+  try:
+    described = json.loads(model)
+  except (ValueError, RecursionError):
+    return {}
+  return described if isinstance(described, dict) else {}
+
+
 def _tokenizer(model: bytes, origin: str):
   import tokenizers
 
+  growth.check(described_by(model), origin)
   with refusing(origin, f"found {len(model)} bytes that are not a tokenizer of the tokenizers library"):
     tokenizer = tokenizers.Tokenizer.from_buffer(model)
   tokenizer.no_truncation()

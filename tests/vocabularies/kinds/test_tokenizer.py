@@ -1,5 +1,6 @@
 """WordPiece and byte-level BPE: round trips on hostile Unicode, special ids, saving and refusals."""
 
+import base64
 import json
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import encode_sentinels
+from t5x_like.vocabularies.kinds import _growth
 from t5x_like.vocabularies.kinds import tokenizer as tokenizers_kind
 from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary
 from tools import train_tokenizer
@@ -171,3 +173,34 @@ def test_sizes_that_cannot_be_are_refused():
     train_tokenizer.train(LINES, size=5000, kind="wordpiece")
   with pytest.raises(UserError, match="found 100 ids, .*expected 259"):
     train_tokenizer.train(LINES, size=100, kind="bytelevel_bpe")
+
+
+def _replace(pattern, content):
+  return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+@pytest.mark.parametrize("key", ["normalizer", "decoder"])
+@pytest.mark.parametrize(
+  "steps",
+  [
+    [_replace({"String": "a"}, "a" * 101)],
+    [_replace({"String": "a"}, "a" * 20), _replace({"String": "a"}, "a" * 20)],
+    [{"type": "Sequence", "normalizers": [_replace({"Regex": "a*"}, "b" * 300)]}],
+    [_replace({"Regex": ""}, "ab")] * 5,
+    [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes(4) + b"x" * 200).decode()}],
+  ],
+)
+def test_a_file_that_multiplies_text_is_refused(tmp_path, steps, key):
+  parts = {"normalizer": "normalizers", "decoder": "decoders"}
+  model = {"type": "WordLevel", "vocab": {"[PAD]": 0, "</s>": 1, "[UNK]": 2, "a": 3}, "unk_token": "[UNK]"}
+  file = {"version": "1.0", "added_tokens": [], "model": model, key: {"type": "Sequence", parts[key]: steps}}
+  (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+  with pytest.raises(UserError, match=f"found a {key} that may make .* characters of one, expected at most 100"):
+    vocabularies.load(str(tmp_path))
+
+
+def test_a_sentencepiece_model_that_multiplies_text_is_refused():
+  table = bytes(4) + b"x" * 200 + b"\0"
+  with pytest.raises(UserError, match="a model: found a normaliser that may make 200 characters of one"):
+    _growth.check_charsmap(table, "a model")
+  _growth.check_charsmap(bytes(4) + b"x" * 18 + b"\0", "a model")

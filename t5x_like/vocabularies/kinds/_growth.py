@@ -1,0 +1,81 @@
+"""A bound on the text that a tokenizer's file may make of one character.
+
+A few lines of a file can replace a character by thousands, each of these by thousands, and so on: the memory for a
+text would have no relation to the sizes of the text and the file.
+"""
+
+import base64
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.errors import UserError
+
+LARGEST = 100  # characters from one; published tokenizers stay below 40
+_TABLE_BYTES = 4  # before the table of a charsmap: its length
+
+
+def check(described: dict[str, Any], where: str) -> None:
+  """Check the normaliser and the decoder of a parsed `tokenizer.json`.
+
+  Raises:
+    UserError: a chain of replacements may make more than `LARGEST` characters from one.
+  """
+  for key in ("normalizer", "decoder"):
+    factor = math.prod(_factor(step) for step in _steps(described.get(key)))
+    if factor > LARGEST:
+      raise UserError(
+        f"{where}: found a {key} that may make {factor:.3g} characters of one, expected at most {LARGEST}; it is no"
+        " tokenizer of a published model, use another"
+      )
+
+
+def check_charsmap(charsmap: bytes, where: str) -> None:
+  """Check SentencePiece's table of replacements.
+
+  Raises:
+    UserError: a replacement has more than `LARGEST` characters.
+  """
+  length = longest_replacement(charsmap)
+  if length > LARGEST:
+    raise UserError(
+      f"{where}: found a normaliser that may make {length} characters of one, expected at most {LARGEST}; it is no"
+      " tokenizer of a published model, use another"
+    )
+
+
+def longest_replacement(charsmap: bytes) -> int:
+  """Return the characters of the longest replacement in a table: texts, each ended by a zero byte, after its trie."""
+  start = _TABLE_BYTES + int.from_bytes(charsmap[:_TABLE_BYTES], "little")
+  texts = charsmap[start:].split(b"\0")
+  return max(len(text.decode(errors="replace")) for text in texts)
+
+
+def _steps(part: Any) -> Iterator[dict[str, Any]]:
+  """Yield the steps of a normaliser or decoder, those of sequences in sequences too."""
+  waiting = [part]
+  while waiting:
+    step = waiting.pop()
+    if not isinstance(step, dict):
+      continue
+    yield step
+    for key in ("normalizers", "decoders"):
+      if isinstance(step.get(key), list):
+        waiting.extend(step[key])
+
+
+def _factor(step: dict[str, Any]) -> float:
+  """Return an upper bound on the characters that a step makes of one; 1 for steps without text of their own."""
+  if step.get("type") == "Precompiled":
+    try:
+      return max(1, longest_replacement(base64.b64decode(step["precompiled_charsmap"])))
+    except (KeyError, TypeError, ValueError):  # the library refuses it
+      return 1
+  content = step.get("content")
+  if step.get("type") != "Replace" or not isinstance(content, str):
+    return 1
+  pattern = step.get("pattern")
+  text = pattern.get("String") if isinstance(pattern, dict) else None
+  if isinstance(text, str) and text:
+    return max(1.0, len(content) / len(text))
+  return 1 + len(content)  # an expression may match between characters, and leave them

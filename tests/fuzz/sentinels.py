@@ -1,0 +1,92 @@
+"""Sentinels: files, programs and addresses that no file from elsewhere may reach, and what reached them."""
+
+import contextlib
+import os
+import pathlib
+import platform
+import socket
+import sys
+from collections.abc import Iterator
+
+from t5x_like.errors import UserError
+from t5x_like.files import clients, remote
+
+_PROGRAMS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "os.fork", "os.spawn", "pty.spawn")
+_OPENS = ("open", "os.listdir", "os.scandir")
+_REQUESTS = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
+MODULE = "module_from_elsewhere"  # importing it is an event
+LINE = "a secret line of words that nobody may read\n"
+_OWN_PROGRAM = "t5x_like.corpora.sources._docstrings.extract"  # makes the built-in corpus
+_watches: list["Sentinels"] = []
+_hooks: list[str] = []
+
+
+class Sentinels:
+  """Files in a directory that no case may open, and a record of every event that no case may cause.
+
+  Args:
+    folder: an empty directory.
+
+  Attributes:
+    folder: holds `secret.txt`, `rows.jsonl`, `tokens/` with files of a store's names, and a Python module.
+    events: what happened while `watching`, such as "opened …", "program …", "request …".
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    platform.processor()  # starts `uname` once in a process
+    self.folder = folder
+    self.events: list[str] = []
+    (folder / "tokens" / "validation").mkdir(parents=True)
+    (folder / "secret.txt").write_text(LINE * 4)
+    (folder / "rows.jsonl").write_text(f'{{"text": "{LINE.strip()}", "label": "a"}}\n' * 4)
+    (folder / "tokens" / "validation" / "manifest.json").write_text("{}")
+    (folder / "vocabulary").mkdir()
+    (folder / "vocabulary" / "vocabulary.json").write_text("{}")
+    (folder / f"{MODULE}.py").write_text("def function(*arguments, **options):\n  raise AssertionError\n")
+    (folder / "references.json").write_text('{"version": 1, "refs": {}}')
+
+  @contextlib.contextmanager
+  def watching(self) -> Iterator[list[str]]:
+    """Collect events; requests fail instead of being sent, whichever client would send them."""
+    if not _hooks:
+      sys.addaudithook(_audit)
+      _hooks.append("audit")
+    self.events = []
+    connect, opened = socket.socket.connect, clients._opened
+    socket.socket.connect = self._connect
+    clients._opened = self._client
+    remote.reset()
+    sys.path.insert(0, str(self.folder))
+    _watches.append(self)
+    try:
+      yield self.events
+    finally:
+      _watches.pop()
+      sys.path.remove(str(self.folder))
+      socket.socket.connect = connect
+      clients._opened = opened
+      remote.reset()
+      if sys.modules.pop(MODULE, None):
+        self.events.append(f"imported {MODULE}")
+
+  def _connect(self, target, *arguments):
+    self.events.append(f"request {arguments}")
+    raise OSError("no network in a test")
+
+  def _client(self, root: str, kind: type):
+    self.events.append(f"request {root}")
+    raise UserError(f"{root}: no network in a test")
+
+
+def _audit(event: str, arguments: tuple) -> None:
+  if not _watches:
+    return
+  watch = _watches[-1]
+  if event in _PROGRAMS and _OWN_PROGRAM not in str(arguments):
+    watch.events.append(f"program {str(arguments)[:200]}")
+  elif event in _REQUESTS:
+    watch.events.append(f"request {str(arguments)[:200]}")
+  elif event in _OPENS and isinstance(arguments[0], str | bytes | os.PathLike):
+    path = os.path.realpath(os.fsdecode(arguments[0]))
+    if path.startswith(f"{watch.folder.resolve()}/") or path in ("/etc/passwd", "/dev/zero"):
+      watch.events.append(f"opened {path}")

@@ -1,0 +1,244 @@
+"""Saved files of a hostile maker, well-formed and with other meanings: one line or success, and nothing is reached.
+
+The files of runs, suites, vocabularies, stores, models and records get addresses, paths, sources, functions and numbers
+that lead elsewhere (`meanings`). No case opens a file elsewhere, sends a request, starts a program or imports a module.
+"""
+
+import json
+import pathlib
+import random
+
+import pytest
+
+import published
+from interop.test_golden import write as write_model
+from t5x_like import trust, vocabularies
+from t5x_like.benchmarks import outside
+from t5x_like.corpora.sources import open_source
+from t5x_like.data.images import store as image_store
+from t5x_like.errors import door
+from t5x_like.interop import hf
+from t5x_like.runtime import process
+from t5x_like.store.tokens import TokenStore
+from t5x_like.training import opening, other_runs
+from t5x_like.training import workdir as workdirs
+from t5x_like.training.build import objective_of
+from t5x_like.training.evaluation import Evaluation
+from t5x_like.training.resolve import resolve
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
+from tests import stores
+from tests.fuzz import meanings
+from tests.fuzz.harness import Ground, generator
+from tests.fuzz.sentinels import Sentinels
+from tests.fuzz.test_stores import signed
+from tests.recipes import nano
+
+SEED, SAMPLE, ALL, PARTS = 23, 24, 520, 4
+SECONDS = 60
+
+
+class Maker:
+  """A maker of hostile files.
+
+  Args:
+    folder: an empty directory for sound files.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
+    self.sentinels = Sentinels(folder / "elsewhere")
+    self.config = resolve(nano.get_config())
+    self.config.evals = {"loss": {"name": "loss", "task": {}, "split": None, "max_examples": 8}}
+    arguments = self.config.task.to_dict()
+    task = process.build_task("task", arguments.pop("name"), "train", arguments)
+    self.identity = json.loads(json.dumps(workdirs.identity(self.config, task)))
+    self.vocabulary = task.vocabulary
+    stores.write(folder / "tokens" / "train", stores.random_documents(20, 30), shard_tokens=150)
+    ByteVocabulary().save(folder / "bytes")
+    write_model("t5", folder / "model")
+    published.write(folder / "model", "t5")
+
+  def mutate(self, choice: random.Random, tree, inside: pathlib.Path):
+    return meanings.mutation(choice, tree, str(self.sentinels.folder), str(inside))
+
+  def run(self, choice: random.Random, inside: pathlib.Path):
+    """Return (what was changed, a call) of a hostile run, evaluated up to the first batch."""
+    workdir = inside / "run"
+    self.vocabulary.save(workdir / "vocabulary")
+    (workdir / "link").symlink_to(self.sentinels.folder)
+    identity, told = self.mutate(choice, self.identity, workdir)
+    (workdir / "config.json").write_text(json.dumps(identity))
+
+    def call() -> None:
+      run = opening.open_run(str(workdir), None, ())
+      Evaluation(run.config, run.model, objective_of(run.config), run.rules, None)
+
+    return told, call
+
+  def start(self, choice: random.Random, inside: pathlib.Path):
+    """Return (what was changed, a call) of a hostile run from which another one starts."""
+    told, _ = self.run(choice, inside)
+
+    def call() -> None:
+      config = nano.get_config()
+      config.init = {"workdir": str(inside / "run")}
+      other_runs.inherited(config)
+      opening.vocabulary_of(opening.open_run(str(inside / "run"), nano.__file__, ()))
+
+    return told, call
+
+  def imported(self, choice: random.Random, inside: pathlib.Path):
+    content = {"model": self.identity["model"], "vocabulary": "0"}
+    content, told = self.mutate(choice, content, inside)
+    (inside / "imported.json").write_text(json.dumps(content))
+    return told, lambda: other_runs.with_model(self.config, workdirs.imported(inside)["model"], str(inside))
+
+  def suite(self, choice: random.Random, inside: pathlib.Path):
+    table = {"form": "labelled", "source": "builtin", "text": "{text}", "length": 8}
+    table, told = self.mutate(choice, table | {"config": {"batch_size": 8}}, inside)
+    lines = [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
+    (inside / "tasks.toml").write_text("[a]\n" + "\n".join(lines) + "\n")
+
+    def call() -> None:
+      suite = outside.suite(str(inside / "tasks.toml"))
+      arguments = dict(suite.tasks["a"].table) if isinstance(suite.tasks["a"].table, dict) else {}
+      open_source(table.get("source") or "builtin", data_dir=arguments.get("data_dir"))
+
+    return told, call
+
+  def tokenizer(self, choice: random.Random, inside: pathlib.Path):
+    model = json.loads(published.byte_level(["[PAD]", "</s>", "[UNK]"]).to_str())
+    content = "".join(choice.choice("ab") for _ in range(choice.choice((1, 90, 2000))))
+    step = {"type": "Replace", "pattern": {choice.choice(("String", "Regex")): choice.choice("ab")}, "content": content}
+    key, parts = choice.choice((("normalizer", "normalizers"), ("decoder", "decoders")))
+    if choice.random() < 0.7:
+      model[key] = {"type": "Sequence", parts: [step] * choice.choice((1, 2, 4, 12))}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "auto_map": {}}
+    config, told = self.mutate(choice, config, inside)
+    (inside / "tokenizer.json").write_text(json.dumps(model))
+    (inside / "tokenizer_config.json").write_text(json.dumps(config))
+    if choice.random() < 0.2:
+      (inside / "special_tokens_map.json").symlink_to(self.sentinels.folder / "secret.txt")
+    return told, lambda: vocabularies.load(str(inside)).encode("a" * 1000)
+
+  def vocabulary_manifest(self, choice: random.Random, inside: pathlib.Path):
+    ByteVocabulary().save(inside)
+    file = inside / vocabularies.MANIFEST
+    content, told = self.mutate(choice, json.loads(file.read_text()), inside)
+    file.write_text(json.dumps(content))
+    return told, lambda: vocabularies.load(str(inside)).encode("a")
+
+  def store(self, choice: random.Random, inside: pathlib.Path):
+    for file in (self.folder / "tokens").rglob("*"):
+      if file.is_file():
+        copy = inside / file.relative_to(self.folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    file = choice.choice(sorted((inside / "tokens").rglob("*.json")))
+    content, told = self.mutate(choice, json.loads(file.read_text()), inside)
+    file.write_text(json.dumps(content))
+    signed(file)
+
+    def call() -> None:
+      store = TokenStore.open(inside / "tokens" / "train", "size")
+      store.vocabulary  # noqa: B018 -- read and checked
+
+    return f"{file.name}: {told}", call
+
+  def model(self, choice: random.Random, inside: pathlib.Path):
+    directory = inside / "model"
+    directory.mkdir()
+    for file in (self.folder / "model").iterdir():
+      (directory / file.name).write_bytes(file.read_bytes())
+    if choice.random() < 0.5:
+      file = directory / "config.json"
+      content, told = self.mutate(choice, json.loads(file.read_text()), directory)
+    else:
+      (directory / "model.safetensors").rename(directory / "a.safetensors")
+      file, told = directory / "model.safetensors.index.json", "index"
+      name = meanings.location(choice, str(self.sentinels.folder), str(directory))
+      content = {"weight_map": {"shared.weight": choice.choice((name, "a.safetensors"))}}
+    file.write_text(json.dumps(content))
+
+    def call() -> None:
+      hf.save(hf.load(str(directory)), str(inside / "again"))
+
+    return told, call
+
+  def records(self, choice: random.Random, inside: pathlib.Path):
+    name = meanings.location(choice, str(self.sentinels.folder), str(inside))
+    (inside / "link").symlink_to(self.sentinels.folder / "secret.txt")
+    if choice.random() < 0.5:
+      rows = {"images": [{"file_name": name, "height": 1, "width": 1, "id": 1}], "annotations": []}
+      (inside / "rows.json").write_text(json.dumps(rows | {"categories": [{"id": 1, "name": "a"}]}))
+      return f"coco {name!r}", lambda: list(open_source(f"coco:{inside}/rows.json").records("train"))
+    (inside / "rows.jsonl").write_text(json.dumps({"image": name, "label": "a"}) + "\n")
+    given = {"label_field": "label", "classes": ("a",), "cache": str(inside / "cache")}
+    return f"jsonl {name!r}", lambda: image_store.open_store(f"jsonl:{inside}/rows.jsonl", "train", **given)
+
+
+KINDS = (
+  "run",
+  "run",
+  "run",
+  "start",
+  "imported",
+  "suite",
+  "tokenizer",
+  "vocabulary_manifest",
+  "store",
+  "model",
+  "records",
+)
+
+
+def _toml(value) -> str:
+  """Write a value in TOML, whose inline tables differ from JSON's objects."""
+  if isinstance(value, dict):
+    return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+  return json.dumps(value) if not isinstance(value, float) else repr(value)
+
+
+def _without_result(call) -> None:
+  call()
+
+
+def tried(maker: Maker, folder: pathlib.Path, cases: range) -> None:
+  """Run cases; fail with all that ended badly or reached something."""
+  ground = Ground(folder / "ground", seconds=SECONDS, memory=2**30)
+  reached = []
+  for number in cases:
+    choice = generator(SEED, number)
+    kind = choice.choice(KINDS)
+    changes = []
+
+    def case(inside: pathlib.Path, choice=choice, kind=kind, changes=changes) -> int:
+      trust.begin(())
+      told, call = getattr(maker, kind)(choice, inside)
+      changes.append(told)
+      with maker.sentinels.watching() as events:
+        code = door(_without_result)(call)
+      reached.extend(f"seed {SEED}, case {number}, {kind}: {told}: {event}" for event in events)  # noqa: B023
+      return code
+
+    outcome = ground.run(str(number), case)
+    ground.outcomes[-1] = outcome._replace(case=f"seed {SEED}, case {number}, {kind}: {' '.join(changes)}")
+  ground.check(least=len(cases))
+  assert not reached, "\n".join(reached)
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory) -> Maker:
+  return Maker(tmp_path_factory.mktemp("maker"))
+
+
+def test_some_files_of_another_meaning(maker, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  tried(maker, tmp_path, range(SAMPLE))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("part", range(PARTS))
+def test_files_of_another_meaning(part, maker, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  tried(maker, tmp_path, range(part * ALL // PARTS, (part + 1) * ALL // PARTS))

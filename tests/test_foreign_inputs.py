@@ -1,0 +1,383 @@
+"""What files from elsewhere can reach: every command and every kind of input, with sentinels instead of a network.
+
+A case ends in exit code 2 and one line, or, where a command does not use the key, in success. In no case is a file
+outside the named directories read or written, a request sent, a program started or a module imported.
+"""
+
+import io
+import json
+import multiprocessing
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+import published
+from t5x_like import chat, evaluate, predict, train, trust, vocabularies
+from t5x_like.corpora.sources import open_source
+from t5x_like.errors import UserError, door
+from t5x_like.files.places import place
+from t5x_like.library import model as library
+from t5x_like.training import workdir as workdirs
+from tests.fuzz.harness import Ground
+from tests.fuzz.sentinels import MODULE, Sentinels
+from tests.recipes import nano
+from tools import convert_hf, few_shot, prepare_data
+
+NANO = f"--config={nano.__file__}"
+FUNCTION = f"{MODULE}:function"
+
+
+@pytest.fixture
+def sentinels(tmp_path) -> Sentinels:
+  trust.begin(())
+  return Sentinels(tmp_path / "elsewhere")
+
+
+@pytest.fixture
+def check(tmp_path, sentinels, monkeypatch):
+  """A function that runs a command and checks what it may not do.
+
+  It takes the command, of the only directory where it may write, and `ends`, how it may end; it returns the line of a
+  refusal.
+  """
+  (tmp_path / "here").mkdir()
+  monkeypatch.chdir(tmp_path / "here")
+  ground = Ground(tmp_path / "ground", seconds=60)
+
+  def run(command, *ends: str) -> str:
+    with sentinels.watching() as events:
+      outcome = ground.run("a case", command)
+    assert not events, (events, outcome)
+    assert outcome.end in (ends or ("refusal",)), outcome
+    assert outcome.end == "success" or outcome.told.startswith("error: "), outcome
+    return outcome.told
+
+  return run
+
+
+def foreign(trained: pathlib.Path, folder: pathlib.Path, changes: dict) -> pathlib.Path:
+  """Copy a run without its signature, with other values at dotted keys of its config."""
+  copy = folder / "foreign"
+  shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("compiled", "*.tfevents*", "report.html"))
+  config = json.loads((copy / "config.json").read_text())
+  config.pop(trust.SIGNATURE, None)
+  for key, value in changes.items():
+    *parents, last = key.split(".")
+    node = config
+    for part in parents:
+      node = node.setdefault(part, {})
+    node[last] = value
+  (copy / "config.json").write_text(json.dumps(config))
+  return copy
+
+
+def filled(value, root: pathlib.Path):
+  """Return a value with the directory of the sentinels in place of ELSEWHERE in all strings."""
+  return json.loads(json.dumps(value).replace("ELSEWHERE", str(root)))
+
+
+TEXTS = {"name": "text_to_text", "inputs": "{text}", "targets": "{text}", "inputs_length": 32, "targets_length": 8}
+CORPUS = {"name": "span_corruption", "vocabulary": "bytes", "inputs_length": 32}
+ADDRESSES = (
+  "gs://bucket/loot",
+  "s3://bucket/loot",
+  "http://127.0.0.1/loot",
+  "reference://x::file://ELSEWHERE/references.json",
+  "zip://x::ELSEWHERE/secret.txt",
+  "simplecache::http://127.0.0.1/loot",
+  "sftp://127.0.0.1/loot",
+  "hdfs://127.0.0.1/loot",
+  "FILE://ELSEWHERE/tokens",
+  "file://ELSEWHERE/tokens",
+)
+# By name: keys of config.json and their values. Every command must refuse them or leave them alone.
+CONFIGS = {
+  **{
+    f"store {address}": {"task.store": address} for address in (*ADDRESSES, "ELSEWHERE/tokens", "../elsewhere/tokens")
+  },
+  **{
+    f"source {source}": {"task": CORPUS | {"source": source, "validation_fraction": 0.5}}
+    for source in (
+      "lines:ELSEWHERE/secret.txt",
+      "lines:../elsewhere/secret.txt",
+      "lines:train=ELSEWHERE/secret.txt,validation=ELSEWHERE/secret.txt",
+      "held_out:2@lines:ELSEWHERE/secret.txt",
+      "cloze:text:ELSEWHERE/*.txt",
+      "t5:wnli:jsonl:ELSEWHERE/rows.jsonl",
+      f"seqio:{FUNCTION}@jsonl:ELSEWHERE/rows.jsonl",
+      f"salient:{FUNCTION}@text:ELSEWHERE/secret.txt",
+      "salient:ELSEWHERE/rows.jsonl@builtin",
+      "salient:subprocess:getoutput@text:ELSEWHERE/secret.txt",
+      "jsonl:http://127.0.0.1/rows.jsonl",
+      "jsonl:reference://x::file://ELSEWHERE/references.json",
+      "hf:ELSEWHERE",
+      "hf:owner/name",
+      "tfds:mnist",
+      "folders:ELSEWHERE",
+      "docstrings",
+    )
+  },
+  "texts": {"task": TEXTS | {"source": "jsonl:ELSEWHERE/rows.jsonl", "vocabulary": "bytes"}},
+  "cache": {"task": CORPUS | {"source": "builtin", "cache": "gs://bucket/loot", "store": None}},
+  "cache here": {"task": CORPUS | {"source": "builtin", "cache": "ELSEWHERE/cache", "store": None}},
+  "data_dir": {"task": CORPUS | {"source": "builtin", "data_dir": "ELSEWHERE", "store": None}},
+  "vocabulary": {"task": CORPUS | {"source": "builtin", "vocabulary": "ELSEWHERE/vocabulary", "store": None}},
+  "vocabulary at an address": {"task": CORPUS | {"source": "builtin", "vocabulary": "gs://bucket/v", "store": None}},
+  "mixture": {"task": {"name": "mixture", "parts": {"a": CORPUS | {"source": "lines:ELSEWHERE/secret.txt"}}}},
+  "shared": {"task": {"name": "mixture", "parts": {"a": CORPUS}, "shared": {"source": "lines:ELSEWHERE/secret.txt"}}},
+  "evals": {"evals.loss.task": CORPUS | {"source": "lines:ELSEWHERE/secret.txt"}},
+  "evals' store": {"evals.loss.task": {"store": "ELSEWHERE/tokens"}},
+  "an evaluator's files": {"evals.loss": {"name": "questions", "files": ["ELSEWHERE/*.jsonl"]}},
+  "a store's vocabulary": {"model.vocab_size": "auto", "task.store": "ELSEWHERE/tokens"},
+  "a split elsewhere": {"model.vocab_size": "auto", "train_split": "../elsewhere/tokens"},
+  "a phase": {"phases.first": {"until": 2, "task": {"store": "ELSEWHERE/tokens"}}},
+  "images": {"task": {"name": "image_classification", "source": "folders:ELSEWHERE", "resolution": 8}},
+  "passages": {"task": {"name": "open_qa", "passages": "jsonl:ELSEWHERE/rows.jsonl", "source": "builtin"}},
+  "init": {"init": {"workdir": "ELSEWHERE", "inherit": True}},
+  "init of the Hub": {"init": {"workdir": "owner/name", "inherit": True}},
+  "teacher": {"teacher": {"workdir": "gs://bucket/teacher"}, "objective": {"name": "distillation"}},
+  "directory": {"directory": "reference://x::file://ELSEWHERE/references.json"},
+  "directory here": {"directory": "ELSEWHERE/vocabulary"},
+  "a function": {"objective.name": FUNCTION},
+}
+UNUSED = ("directory", "directory here", "a phase")  # by evaluate
+
+
+@pytest.mark.runs
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize("case", [name for name in CONFIGS if name not in UNUSED])
+def test_evaluate_reaches_nothing_that_a_saved_config_names(case, trained, tmp_path, sentinels, check):
+  workdir = foreign(trained, tmp_path, filled(CONFIGS[case], sentinels.folder))
+  before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+  line = check(lambda inside: evaluate.main([f"--workdir={workdir}"]))
+  assert "Traceback" not in line
+  assert before.keys() == {path: 0 for path in workdir.rglob("*")}.keys(), "files were written"
+
+
+def asked(workdir: pathlib.Path) -> None:
+  library.load(str(workdir)).score(["a line"], ["a"])
+
+
+# By name: (a command of a workdir and the directory where it may write, whether it looks at the task).
+COMMANDS = {
+  "predict": lambda workdir, inside: predict.main(
+    [f"--workdir={workdir}", f"--input={workdir}/in.txt", f"--output={inside}/out", "--max_new_tokens=1"]
+  ),
+  "chat": lambda workdir, inside: chat.main([f"--workdir={workdir}", "--max_new_tokens=1"]),
+  "export": lambda workdir, inside: convert_hf.main([f"--input={workdir}", f"--output={inside}/hf"]),
+  "few_shot": lambda workdir, inside: few_shot.main([f"--workdir={workdir}", f"--input={workdir}/questions.jsonl"]),
+  "suite": lambda workdir, inside: evaluate.main(
+    [f"--workdir={workdir}", f"--output={inside}/suite", f"--suite={workdir}/tasks.toml", "--epochs=1"]
+  ),
+  "init": lambda workdir, inside: train.main(
+    [NANO, f"--workdir={inside}/run", f'--config.init={{"workdir": "{workdir}"}}', "--config.model.dropout=oops"]
+  ),
+  "python": lambda workdir, inside: door(asked)(workdir),
+}
+
+
+@pytest.mark.runs
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("case", ["directory", "store gs://bucket/loot", "init of the Hub"])
+def test_other_commands_reach_nothing_that_a_saved_config_names(
+  case, command, trained, tmp_path, sentinels, check, monkeypatch
+):
+  workdir = foreign(trained, tmp_path, filled(CONFIGS[case], sentinels.folder))
+  (workdir / "in.txt").write_text("a line\n")
+  (workdir / "questions.jsonl").write_text('{"context": "a", "continuation": "b"}\n')
+  (workdir / "tasks.toml").write_text(
+    f'[a]\nform = "labelled"\nsource = "jsonl:{sentinels.folder}/rows.jsonl"\ntext = "{{text}}"\nlength = 8\n'
+  )
+  monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
+  check(lambda inside: COMMANDS[command](workdir, inside), "refusal", "success")
+
+
+def model_directory(folder: pathlib.Path) -> pathlib.Path:
+  """Write a small T5 of another maker with its tokenizer."""
+  published.write(folder, "t5")
+  (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 100}')
+  return folder
+
+
+def linked(folder: pathlib.Path, secret: pathlib.Path) -> None:
+  (folder / "special_tokens_map.json").symlink_to(secret)
+
+
+def multiplying(folder: pathlib.Path, secret: pathlib.Path) -> None:
+  model = {"type": "WordLevel", "vocab": {"[PAD]": 0, "</s>": 1, "[UNK]": 2, "a": 3}, "unk_token": "[UNK]"}
+  step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+  file = {"version": "1.0", "added_tokens": [], "model": model}
+  file["normalizer"] = {"type": "Sequence", "normalizers": [step] * 3}
+  (folder / "tokenizer.json").write_text(json.dumps(file))
+  (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+
+
+def named_class(folder: pathlib.Path, secret: pathlib.Path) -> None:
+  maps = {"auto_map": {"AutoTokenizer": f"{MODULE}.function"}, "tokenizer_class": "Other"}
+  (folder / "tokenizer_config.json").write_text(json.dumps(maps))
+
+
+def replaced_by_a_device(folder: pathlib.Path, secret: pathlib.Path) -> None:
+  (folder / "spiece.model").unlink()
+  (folder / "spiece.model").symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("change", [linked, multiplying, named_class, replaced_by_a_device])
+def test_a_tokenizers_directory_reaches_nothing(change, tmp_path, sentinels, check):
+  directory = model_directory(tmp_path / "model")
+  assert vocabularies.load(str(directory)).encode("a") is not None
+  change(directory, sentinels.folder / "secret.txt")
+  (tmp_path / "here.txt").write_text("a line\n")
+  flags = [f"--source=lines:{tmp_path}/here.txt", f"--vocabulary={directory}"]
+  check(lambda inside: prepare_data.main([*flags, f"--output={inside}/store"]))
+
+
+def test_links_of_the_hubs_cache_are_followed(tmp_path):
+  repository = tmp_path / "models--owner--name"
+  (repository / "blobs").mkdir(parents=True)
+  snapshot = model_directory(repository / "snapshots" / "0123")
+  for file in list(snapshot.iterdir()):
+    file.rename(repository / "blobs" / file.name)
+    file.symlink_to(f"../../blobs/{file.name}")
+  assert vocabularies.load(str(snapshot)).size > 100
+
+
+RECORDS = {
+  "a coco file": ("coco:{0}/rows.json", {"images": [{"file_name": "../secret.txt", "height": 1, "width": 1, "id": 1}]}),
+  "a coco address": ("coco:{0}/rows.json", {"images": [{"file_name": "gs://b/x", "height": 1, "width": 1, "id": 1}]}),
+  "boxes": ("boxes:{0}/rows.csv", "filename,class,xmin,ymin,xmax,ymax\n../secret.txt,a,0,0,1,1\n"),
+  "an arrow state": ("arrow:{0}/state", {"_data_files": [{"filename": "../../elsewhere/secret.txt"}]}),
+}
+
+
+@pytest.mark.parametrize("case", RECORDS)
+def test_records_reach_nothing(case, tmp_path, check):
+  spelled, content = RECORDS[case]
+  folder = tmp_path / "data"
+  (folder / "state").mkdir(parents=True)
+  if isinstance(content, str):
+    (folder / "rows.csv").write_text(content)
+  else:
+    more = {"annotations": [], "categories": [{"id": 1, "name": "a"}]}
+    (folder / "rows.json").write_text(json.dumps(content | more))
+    (folder / "state" / "state.json").write_text(json.dumps(content))
+
+  def read(inside: pathlib.Path) -> None:
+    for _ in open_source(spelled.format(folder)).records("train"):
+      pass
+
+  check(door(read))
+
+
+@pytest.mark.parametrize(
+  "value", ["/etc/passwd", "../elsewhere/rows.jsonl", "https://127.0.0.1/x", "zip://x::/etc/passwd", "**/*.jsonl"]
+)
+def test_the_card_of_a_data_set_names_files_of_its_directory(value, tmp_path, check):
+  pytest.importorskip("yaml")
+  from t5x_like.corpora.sources import hf
+
+  card = tmp_path / "README.md"
+  card.write_text(f"---\nconfigs:\n- config_name: a\n  data_files:\n  - split: train\n    path: '{value}'\n---\n# A\n")
+  ends = ("success",) if value.startswith("**") else ("refusal",)
+  check(door(lambda inside: hf._check_card(place(card))), *ends)
+
+
+def test_a_task_of_a_program_opens_what_the_program_names(sentinels, check):
+  source = f"jsonl:{sentinels.folder}/rows.jsonl"
+  trust.was_read("theirs/config.json", {"source": source})
+  with pytest.raises(UserError, match="theirs/config.json: source: found 'jsonl:"):
+    open_source(source)
+  trust.admit_locations({"source": source})
+  assert open_source(source).splits == ("train",)
+
+
+def names_of_a_child(queue, source: str) -> None:
+  """Open a source in a child of multiprocessing; put the error."""
+  try:
+    open_source(source)
+    queue.put("opened")
+  except UserError as error:
+    queue.put(str(error))
+
+
+def test_a_child_of_multiprocessing_admits_no_more_than_its_parent(sentinels):
+  context = multiprocessing.get_context("spawn")
+  queue = context.Queue()
+  child = context.Process(target=names_of_a_child, args=(queue, "salient:subprocess:getoutput@builtin"))
+  child.start()
+  told = queue.get(timeout=120)
+  child.join()
+  assert "found 'subprocess:getoutput', which this command does not name" in told
+
+
+def test_a_run_of_this_user_may_name_any_data(tmp_path):
+  trust.begin(())
+  text = "/data/store"
+  workdirs.write_identity(tmp_path, {"task": {"store": text}, "sizes": {2: 1, 10: 2}})
+  assert workdirs.read(tmp_path) == {"task": {"store": text}, "sizes": {"2": 1, "10": 2}}
+  trust.location("config.task.store", text)
+  trust.begin(())
+  content = json.loads((tmp_path / "config.json").read_text())
+  (tmp_path / "config.json").write_text(json.dumps(content | {"seed": 1}))
+  workdirs.read(tmp_path)
+  with pytest.raises(UserError, match=f"{tmp_path}/config.json: config.task.store: found '/data/store', which is outs"):
+    trust.location("config.task.store", text)
+  trust.begin(["--x", text])
+  workdirs.read(tmp_path)
+  trust.location("config.task.store", text)
+  trust.begin((), everything=True)
+  workdirs.read(tmp_path)
+  trust.location("config.task.store", text)
+  assert np.isfinite(content["sizes"]["2"])
+
+
+@pytest.mark.parametrize(
+  "text", ["reference://x::file:///a", "zip://a::gs://b/c", "hdfs://a/b", "simplecache::gs://a/b"]
+)
+def test_a_chain_or_an_odd_scheme_is_opened_only_if_the_command_names_it(text):
+  trust.begin((), everything=True)
+  trust.was_read("theirs/config.json", {"task": {"store": text}}, "theirs")
+  for check_it in (trust.location, trust.source):
+    with pytest.raises(UserError, match="theirs/config.json: config.x: found .*expected one address of gs://"):
+      check_it("config.x", text)
+  with pytest.raises(UserError, match="which this command does not name, expected one address of gs://"):
+    place(text if "://" in text.partition("::")[0] else f"{text}/x")
+  for name_it in (trust.admit, lambda text: trust.was_read("ours", [text], signed=True)):
+    trust.begin(())
+    trust.was_read("theirs/config.json", [text])
+    name_it(text)
+    trust.location("config.x", text)
+    trust.source("config.x", text)
+    trust.address(text)
+
+
+def test_a_location_in_the_directory_of_its_file_is_opened(tmp_path):
+  inside = tmp_path / "run"
+  inside.mkdir()
+  (inside / "rows.jsonl").write_text("{}\n")
+  (inside / "link").symlink_to(tmp_path)
+  names = ["store", "link/x", "../x", ".", "a/../../x"]
+  trust.begin(())
+  sources = [f"jsonl:{inside}/rows.jsonl", f"jsonl:{inside}/*.jsonl", f"jsonl:train={inside}/rows.jsonl"]
+  trust.was_read("config.json", [*(f"{inside}/{name}" for name in names), *sources, "facts:9", "digits"], str(inside))
+  trust.location("a", f"{inside}/store")
+  trust.location("a", f"{inside}/.")
+  trust.location("a", "a string of the program's own")
+  for name in ("link/x", "../x", "a/../../x"):
+    with pytest.raises(UserError, match="which is outside"):
+      trust.location("a", f"{inside}/{name}")
+  for source in (sources[0], "facts:9", "digits"):
+    trust.source("a", source)
+  for source in sources[1:]:
+    with pytest.raises(UserError, match="which is outside"):
+      trust.source("a", source)
+
+
+def test_addresses_are_inside_by_their_spelling():
+  assert trust.is_inside("gs://bucket/run/data", "gs://bucket/run/")
+  assert not trust.is_inside("gs://bucket/run2", "gs://bucket/run")
+  assert not trust.is_inside("gs://bucket/run/../x", "gs://bucket/run")
+  assert not trust.is_inside("/bucket/run/x", "gs://bucket/run")
