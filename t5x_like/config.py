@@ -94,7 +94,8 @@ class Recipe:
   objective: dict = _slot(name="encoder_decoder")  # name: a module of objectives/
   batch_size: slots.Positive = 128  # examples per step, over all devices and all accumulation steps
   accumulation_steps: slots.Positive = 1
-  total_steps: slots.Positive = 1000
+  total_steps: slots.Positive | None = 1000  # None for `epochs` of the training examples
+  epochs: slots.AboveZero = 3.0  # passes over the training examples, where `total_steps` is None
   seed: int = 0
   optimizer: dict = _slot(name="adafactor")  # name: a key of training/optimizer.OPTIMIZERS; also `OptimizerMemory`
   schedule: dict = _slot(name="rsqrt")  # name: a key of training/schedule.SCHEDULES
@@ -103,7 +104,7 @@ class Recipe:
   mesh: dict = _slot(data=-1)  # length of each mesh axis; -1 for the remaining devices
   rules: dict = _slot()  # changes to parallel.rules.DEFAULT
   evals: dict = _slot(loss={})  # by name, an `Instance` and its evaluator's arguments; see training/evaluation.py
-  eval_every: slots.Positive = 1000
+  eval_every: slots.Positive | None = 1000  # None for a tenth of the run
   log_every: slots.Positive = 1
   trackers: dict = _slot(tensorboard={})  # by name, a tracker's arguments; see report/trackers/
   step_timeout_seconds: slots.Seconds = 1800.0  # a process without progress for this long exits; 0 for no limit
@@ -117,6 +118,7 @@ class Checkpoint:
   """`config.checkpoint`: a step is saved every `every` steps, `minutes` after the last save and at the end.
 
   Attributes:
+    every: None in a recipe is a tenth of the run.
     minutes: None never saves by the clock.
     keep_last: how many of the newest multiples of `every` are kept.
     keep_every: multiples of this are kept for good; None keeps none of them.

@@ -13,7 +13,7 @@ from t5x_like.data import features
 from t5x_like.errors import UserError
 from t5x_like.parallel.rules import Rules
 from t5x_like.recipes import load as load_recipe
-from t5x_like.training import build, classes, importing, other_runs
+from t5x_like.training import build, classes, importing, other_runs, own_table
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.resolve import adopted, resolve
 from t5x_like.training.trained import Trained, opened, vocabulary_at
@@ -41,10 +41,12 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
     )
   if recipe is None:
     config = config_lib.restored(identity, overrides, f"{workdir}/{workdirs.FILE}")
-  elif published is not None:
-    config = other_runs.with_model(load_recipe(recipe, overrides), identity["model"], workdir)
   else:
-    config = classes.of_run(adopted(load_recipe(recipe, overrides), imported, workdir), identity["model"])
+    config, _ = own_table.complete(load_recipe(recipe, overrides))
+  if recipe is not None and published is not None:
+    config = other_runs.with_model(config, identity["model"], workdir)
+  elif recipe is not None:
+    config = classes.of_run(adopted(config, imported, workdir), identity["model"])
     if "tokens" in identity["model"]:
       with config.model.unlocked(), config.model.ignore_type():
         config.model.tokens = identity["model"]["tokens"]  # from the vocabulary
