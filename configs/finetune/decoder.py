@@ -18,7 +18,7 @@ from t5x_like.benchmarks import suites
 from t5x_like.config import defaults
 
 _TASKS = suites.learned_as("decoder")
-LAPTOP = {"schedule.learning_rate": 3e-4}
+LAPTOP = {"schedule.learning_rate": 3e-4, "schedule.warmup_steps": 0.1}
 
 
 def get_config(task: Literal[tuple(_TASKS)] = "glue/sst2", official: bool = False):
@@ -29,8 +29,9 @@ def get_config(task: Literal[tuple(_TASKS)] = "glue/sst2", official: bool = Fals
   config.batch_size = 32
   config.total_steps = max(1, 3 * _TASKS[task].examples // 32)
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
-  config.schedule = {"name": "linear", "learning_rate": 6.25e-5, "warmup_steps": max(1, config.total_steps // 500)}
+  config.schedule = {"name": "linear", "learning_rate": 6.25e-5, "warmup_steps": 0.002}
+  config.schedule.decay = "from_start_times_warmup"
   config.clip_norm = 1.0
-  config.eval_every = max(1, config.total_steps // 10)
-  config.checkpoint = {"every": max(1, config.total_steps // 10), "keep_last": 1}
+  config.eval_every = None
+  config.checkpoint = {"every": None, "keep_last": 1}
   return config

@@ -80,7 +80,7 @@ def cosine(
 
 def _steps(warmup_steps: float, total_steps: int) -> int:
   """Return the steps of a warm-up that is given by its steps or, below 1, as a share of the run."""
-  return int(warmup_steps) if warmup_steps >= 1 else round(warmup_steps * total_steps)
+  return int(warmup_steps) if warmup_steps >= 1 else int(warmup_steps * total_steps + 1e-6)
 
 
 def _checked_warmup(warmup_steps: float, total_steps: int) -> int:
