@@ -315,6 +315,8 @@ def _override(config: ConfigDict, text: str) -> None:
       kept = changed({name: node[name] for name in node if name != last}, {last: value})
       for name in [name for name in node if name not in kept]:
         del node[name]
+    if key == "epochs":
+      config.total_steps = None  # the last of the two counts
 
 
 def place(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
@@ -337,7 +339,11 @@ def place(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
   if not isinstance(node, ConfigDict):
     raise UserError(f"{says}: {where} is {node!r}, which has no keys")
   if last not in node and node is config:
-    raise UserError(f"{says}: {where} has no key {last!r}{_near(last, node)}")
+    inside = [f"{slot}.{last}" for slot, values in config.items() if isinstance(values, ConfigDict) and last in values]
+    if last == "learning_rate":
+      inside = ["schedule.learning_rate"]  # which a recipe may leave to its default
+    near = f" (did you mean {' or '.join(map(repr, inside))}?)" if inside else _near(last, node)
+    raise UserError(f"{says}: {where} has no key {last!r}{near}")
   return node, last
 
 

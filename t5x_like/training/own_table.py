@@ -69,7 +69,10 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
   if not is_open(config):
     return with_steps(config), []
   if config.task.get("name") != _TASK:
-    raise UserError(f"config.total_steps: found None, expected a number with the task {config.task.get('name')!r}")
+    raise UserError(
+      f"config.epochs: found {config.epochs:g}, but examples are counted for the task {_TASK!r} only, not for"
+      f" {config.task.get('name')!r}; set --config.total_steps"
+    )
   table = _Table(config.task.to_dict())
   scan = table.scan()
   made = ConfigDict(config.to_dict())
