@@ -149,6 +149,8 @@ class Model:
     Raises:
       UserError: an input is too long or has nothing to fill, or an option does not apply to the model.
     """
+    if isinstance(inputs, str):
+      raise UserError(f"{origin}: found a string, expected a list of inputs, such as [{inputs[:40]!r}]")
     if "image" in self.features:
       given = (self.model, self.vocabulary, self._source.config.task.to_dict(), checked(options))
       predict = images.predictor(*given) if choices is None else image_texts.TextChoice(*given, choices)

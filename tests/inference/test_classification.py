@@ -156,3 +156,6 @@ def test_from_a_table_to_labels_by_command_and_in_python(tmp_path, monkeypatch, 
     assert [one["probability"] for one in again] == pytest.approx([one["probability"] for one in answers], abs=1e-4)
     with pytest.raises(UserError, match="labels texts and fills nothing"):
       model.fill("x")
+    with pytest.raises(UserError, match="predict: found a string, expected a list of inputs"):
+      model.predict("x")
+    assert model.predict([]) == []
