@@ -43,10 +43,10 @@ def main(argv: list[str]) -> None:
 def start(config, workdir: str, from_step: int | None = None, profile: range | None = None, callbacks=()) -> None:
   """Train a recipe's config to its end in a workdir; see `t5x_like.runs.Run`."""
   from t5x_like.config import check_values
-  from t5x_like.training import own_table
+  from t5x_like.data import open_values
 
   check_values(config)
-  config, notes = own_table.complete(config)  # before jax is loaded
+  config, notes = open_values.complete(config)  # before jax is loaded
   from t5x_like import data
   from t5x_like.runtime import compile_cache, process
   from t5x_like.training.resolve import adopted, resolve

@@ -86,7 +86,7 @@ def get_config(
 
 
 def _read_own_table(config) -> None:
-  """Leave open what follows from the table, see `t5x_like/training/own_table.py`."""
+  """Leave open what follows from the table, see `t5x_like/data/open_values/`."""
   config.task = {"name": "classification", "source": None, "text": "auto", "label_field": "auto", "labels": "auto"}
   config.task.buckets = suites.BUCKETS
   config.objective = {"name": "classification"}

@@ -9,11 +9,11 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like import vocabularies
-from t5x_like.data import features
+from t5x_like.data import features, open_values
 from t5x_like.errors import UserError
 from t5x_like.parallel.rules import Rules
 from t5x_like.recipes import load as load_recipe
-from t5x_like.training import build, classes, importing, other_runs, own_table
+from t5x_like.training import build, classes, importing, other_runs
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.resolve import adopted, resolve
 from t5x_like.training.trained import Trained, opened, vocabulary_at
@@ -42,7 +42,7 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
   if recipe is None:
     config = config_lib.restored(identity, overrides, f"{workdir}/{workdirs.FILE}")
   else:
-    config, _ = own_table.complete(load_recipe(recipe, overrides))
+    config, _ = open_values.complete(load_recipe(recipe, overrides))
   if recipe is not None and published is not None:
     config = other_runs.with_model(config, identity["model"], workdir)
   elif recipe is not None:

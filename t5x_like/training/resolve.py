@@ -14,11 +14,11 @@ import t5x_like.models
 import t5x_like.objectives
 from t5x_like import checkpoints, evals, slots, training, vocabularies
 from t5x_like import config as config_lib
-from t5x_like.data import tasks
+from t5x_like.data import open_values, tasks
 from t5x_like.errors import UserError
 from t5x_like.files.places import place
 from t5x_like.slots import Slot
-from t5x_like.training import own_table, tunings
+from t5x_like.training import tunings
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
@@ -46,7 +46,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     UserError: naming the key, the value and the expectation.
   """
   config = slots.module("other_runs", training).inherited(config) if config.init else ConfigDict(config.to_dict())
-  config = own_table.with_steps(config)
+  config = open_values.with_steps(config)
   resolved = ConfigDict(config.to_dict())
   if config.model.get("vocab_size") == "auto":
     with config.model.ignore_type():

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from t5x_like import recipes
+from t5x_like.data import open_values
 from t5x_like.errors import UserError
-from t5x_like.training import own_table
 from t5x_like.training.resolve import resolve
 
 RECIPE = "configs/finetune/encoder.py:own"
@@ -31,7 +31,7 @@ def read(tmp_path):
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     config = recipes.load(RECIPE, [f"task.source={path}", *changes])
-    return own_table.complete(config)
+    return open_values.complete(config)
 
   return call
 
@@ -119,14 +119,14 @@ def test_directories(read, tmp_path):
   config, notes = read("two/train.csv", table(ROWS))
   (tmp_path / "two" / "dev.csv").write_text(table(ROWS[:4]))
   files = tmp_path / "two"
-  config, notes = own_table.complete(recipes.load(RECIPE, [f"task.source={files}"]))
+  config, notes = open_values.complete(recipes.load(RECIPE, [f"task.source={files}"]))
   assert config.task.source == f"csv:train={files}/train.csv,validation={files}/dev.csv"
   assert "60 of train, 4 of validation" in notes[1]
   for name in ("cat", "dog"):
     (tmp_path / "texts" / name).mkdir(parents=True)
     for number in range(9):
       (tmp_path / "texts" / name / f"{number}.txt").write_text(f"{name} {number}")
-  config, _ = own_table.complete(recipes.load(RECIPE, [f"task.source={tmp_path / 'texts'}"]))
+  config, _ = open_values.complete(recipes.load(RECIPE, [f"task.source={tmp_path / 'texts'}"]))
   assert list(config.task.labels) == ["cat", "dog"] and "text_folders:" in config.task.source
 
 
@@ -190,7 +190,7 @@ def test_no_table_and_no_file(tmp_path):
     (["task.source=gone"], "nothing at 'gone'"),
   ):
     with pytest.raises(UserError, match=words):
-      own_table.complete(recipes.load(RECIPE, changes))
+      open_values.complete(recipes.load(RECIPE, changes))
 
 
 def test_given_values_stay_and_a_plan_needs_no_table(read):
@@ -199,7 +199,7 @@ def test_given_values_stay_and_a_plan_needs_no_table(read):
   assert (config.total_steps, config.eval_every, config.checkpoint.every) == (50, 5, 7)
   config, notes = read("plain.csv", table(ROWS), "epochs=32")
   assert config.total_steps == int(notes[2].split()[0])
-  with pytest.raises(UserError, match="config.epochs: found 2, .* for 'span_corruption'; set --config.total_steps"):
-    own_table.complete(recipes.load("configs/t5/base.py", ["epochs=2"]))
+  with pytest.raises(UserError, match="config.epochs: found 2, .* not for 'span_corruption'; set --config.total_steps"):
+    open_values.complete(recipes.load("configs/t5/base.py", ["epochs=2"]))
   plan = resolve(recipes.load(RECIPE))
   assert (plan.total_steps, plan.eval_every, plan.checkpoint.every) == (1000, 100, 100)

@@ -1,8 +1,7 @@
-"""The values of a recipe that follow from a table of labelled texts: its columns, labels, splits and numbers of steps.
+"""The values of a recipe that follow from a table of labelled texts: its columns, labels, splits and number of steps.
 
-`complete` fills in every value that a recipe of the task `classification` leaves open: a `text`, `label_field` or
-`labels` of "auto", and a number of steps of None. It reads the table once, reports all that is wrong with it in one
-message, and comes before jax or a model is loaded.
+Open are a `text`, `label_field` or `labels` of "auto", and a `total_steps` of None. The table is read once, and all of
+its problems are reported in one message.
 """
 
 import collections
@@ -18,7 +17,7 @@ from ml_collections import ConfigDict
 from t5x_like import slots
 from t5x_like.corpora import sources, tables
 from t5x_like.corpora.sources import Skip
-from t5x_like.data import tasks
+from t5x_like.data import open_values, tasks
 from t5x_like.data.supervised.labels import UNLABELLED
 from t5x_like.data.supervised.templates import Template, as_text
 from t5x_like.errors import UserError
@@ -28,36 +27,15 @@ OPEN = "auto"
 TRAIN, VALIDATION = "train", "validation"
 _TASK = "classification"
 _KEYS = ("text", "label_field", "labels")
-_STEPS = 1000  # of a plan
 _HELD_OUT = (10, 5, 3, 2)  # one record in so many, the first that gives a validation split of some size
 _LEAST_SHARE = 0.05  # of a validation split, in rows of train
-_EVALUATIONS = 10  # of a run
 _SHOWN = 5  # labels or rows in a message
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
 def is_open(config: ConfigDict) -> bool:
   """Return whether a config leaves values open that its table gives."""
-  of_table = config.task.get("name") == _TASK and any(config.task.get(key) == OPEN for key in _KEYS)
-  return of_table or config.total_steps is None
-
-
-def with_steps(config: ConfigDict, steps: int = _STEPS) -> ConfigDict:
-  """Return the config with numbers of steps where it leaves them open; evaluations come after each tenth of the run.
-
-  Args:
-    steps: the length of the run, where it is open; the default is for plans, which open no data.
-  """
-  made = ConfigDict(config.to_dict())
-  with made.unlocked(), made.ignore_type():
-    if made.total_steps is None:
-      made.total_steps = steps
-    every = max(1, made.total_steps // _EVALUATIONS)
-    if made.eval_every is None:
-      made.eval_every = every
-    if made.checkpoint.get("every", every) is None:
-      made.checkpoint.every = every
-  return made
+  return config.total_steps is None or any(config.task.get(key) == OPEN for key in _KEYS)
 
 
 def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
@@ -66,13 +44,6 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
   Raises:
     UserError: there is no table, or the problems of the table, all in one message.
   """
-  if not is_open(config):
-    return with_steps(config), []
-  if config.task.get("name") != _TASK:
-    raise UserError(
-      f"config.epochs: found {config.epochs:g}, but examples are counted for the task {_TASK!r} only, not for"
-      f" {config.task.get('name')!r}; set --config.total_steps"
-    )
   table = _Table(config.task.to_dict())
   scan = table.scan()
   made = ConfigDict(config.to_dict())
@@ -80,7 +51,7 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
     made.task.update(table.arguments(scan))
     if scan.labels is None:
       _evaluate_numbers(made)
-  made = with_steps(made, max(1, math.ceil(made.epochs * scan.examples[TRAIN] / made.batch_size)))
+  made = open_values.with_steps(made, max(1, math.ceil(made.epochs * scan.examples[TRAIN] / made.batch_size)))
   return made, [*table.notes, *scan.notes(made)]
 
 
