@@ -94,7 +94,8 @@ class Recipe:
   objective: dict = _slot(name="encoder_decoder")  # name: a module of objectives/
   batch_size: slots.Positive = 128  # examples per step, over all devices and all accumulation steps
   accumulation_steps: slots.Positive = 1
-  total_steps: slots.Positive = 1000
+  total_steps: slots.Positive | None = 1000  # None for `epochs` of the training examples
+  epochs: slots.AboveZero = 3.0  # passes over the training examples, where `total_steps` is None
   seed: int = 0
   optimizer: dict = _slot(name="adafactor")  # name: a key of training/optimizer.OPTIMIZERS; also `OptimizerMemory`
   schedule: dict = _slot(name="rsqrt")  # name: a key of training/schedule.SCHEDULES
@@ -103,7 +104,7 @@ class Recipe:
   mesh: dict = _slot(data=-1)  # length of each mesh axis; -1 for the remaining devices
   rules: dict = _slot()  # changes to parallel.rules.DEFAULT
   evals: dict = _slot(loss={})  # by name, an `Instance` and its evaluator's arguments; see training/evaluation.py
-  eval_every: slots.Positive = 1000
+  eval_every: slots.Positive | None = 1000  # None for a tenth of the run
   log_every: slots.Positive = 1
   trackers: dict = _slot(tensorboard={})  # by name, a tracker's arguments; see report/trackers/
   step_timeout_seconds: slots.Seconds = 1800.0  # a process without progress for this long exits; 0 for no limit
@@ -117,6 +118,7 @@ class Checkpoint:
   """`config.checkpoint`: a step is saved every `every` steps, `minutes` after the last save and at the end.
 
   Attributes:
+    every: None in a recipe is a tenth of the run.
     minutes: None never saves by the clock.
     keep_last: how many of the newest multiples of `every` are kept.
     keep_every: multiples of this are kept for good; None keeps none of them.
@@ -331,6 +333,8 @@ def _override(config: ConfigDict, text: str) -> None:
       kept = changed({name: node[name] for name in node if name != last}, {last: value})
       for name in [name for name in node if name not in kept]:
         del node[name]
+    if key == "epochs":
+      config.total_steps = None  # the last of the two counts
 
 
 def place(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
@@ -356,7 +360,11 @@ def place(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
   if not isinstance(node, ConfigDict):
     raise UserError(f"{says}: {where} is {node!r}, which has no keys")
   if last not in node and node is config:
-    raise UserError(f"{says}: {where} has no key {last!r}{_near(last, node)}")
+    inside = [f"{slot}.{last}" for slot, values in config.items() if isinstance(values, ConfigDict) and last in values]
+    if last == "learning_rate":
+      inside = ["schedule.learning_rate"]  # which a recipe may leave to its default
+    near = f" (did you mean {' or '.join(map(repr, inside))}?)" if inside else _near(last, node)
+    raise UserError(f"{says}: {where} has no key {last!r}{near}")
   return node, last
 
 

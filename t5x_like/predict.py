@@ -15,6 +15,10 @@ architecture:
   encoder          the likeliest pieces for each mask, with their probabilities
     The [MASK] of the array.                ->  {"predictions": [[{"text": "sum", "probability": 0.31}, …]],
                                                  "filled": "The sum of the array."}
+  classifier of    the likeliest labels with their probabilities, or the number of a regression; a pair of texts has a
+  texts            tab or " | " between them; a .csv, .tsv, .parquet or .jsonl file has the columns of training
+    A wonderful film.                       ->  {"prediction": "positive", "probability": 0.93,
+                                                 "predictions": [{"label": "positive", "probability": 0.93}, …]}
   encoder          with --embed, the text's embedding: a vector of length one, the mean over its tokens or that of [CLS]
     The sum of the array.               ->  {"embedding": [0.0123, -0.0456, …]}
   classifier of    the input is a folder, a pattern or a file; the likeliest classes with their probabilities, or why a
@@ -104,7 +108,7 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
     found, expected = ("a", "a file of texts to choose from") if of_both else ("no", "none")
     raise UserError(f"--texts={args.texts}: the model is {found} model of images and texts, expected {expected}")
   choices = [text for text in texts.read(args.texts, flag="--texts") if text is not None] if of_both else None
-  inputs = images.files(args.input) if of_images else texts.read(args.input, args.text_field)
+  inputs = model.read(args.input, args.text_field)
   asked = [text for text in inputs if text is not None]
   options = {name: getattr(args, name) for name, *_ in flags.GENERATION if getattr(args, name) is not None}
   if args.embed:

@@ -105,6 +105,25 @@ class Runner:
     apply = lambda batch: self._program(function)(self.arrays, batch)  # noqa: E731
     return in_batches(apply, self.rules, self.batch_size, [padded(len(row)) for row in ids], features)
 
+  def of_features(
+    self, function: Callable, features: dict[str, np.ndarray], lengths: Sequence[int], longest: int
+  ) -> list[tuple[np.ndarray, ...]]:
+    """Apply `function` to rows of features; return the results in the order of the rows.
+
+    Args:
+      function: `(model, batch) -> arrays`, each with a leading axis B; traced once.
+      features: the features of all rows, each [N, …]; those with a last axis of `longest` are cut to the rows' length.
+      lengths: the padded length of each row.
+      longest: the length of the features' rows.
+    """
+
+    def batch_of(chosen: list[int], length: int) -> dict[str, np.ndarray]:
+      rows = {name: x[chosen] for name, x in features.items()}
+      return {name: x[..., :length] if x.shape[-1] == longest else x for name, x in rows.items()}
+
+    program = self._program(function)
+    return in_batches(lambda batch: program(self.arrays, batch), self.rules, self.batch_size, lengths, batch_of)
+
   def _program(self, function: Callable) -> Callable:
     """Return the compiled form of a function of the model and a batch."""
 

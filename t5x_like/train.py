@@ -28,7 +28,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], range | None]
 
 def check_window(text: str | None, window: range | None, config) -> None:
   """Refuse steps to profile that begin after the run's last one."""
-  if window is not None and window.start > config.total_steps:
+  if window is not None and config.total_steps is not None and window.start > config.total_steps:
     raise UserError(f"--profile={text}: the run ends at step {config.total_steps}; name steps up to that")
 
 
@@ -42,14 +42,19 @@ def main(argv: list[str]) -> None:
 
 def start(config, workdir: str, from_step: int | None = None, profile: range | None = None, callbacks=()) -> None:
   """Train a recipe's config to its end in a workdir; see `t5x_like.runs.Run`."""
-  from t5x_like import data
   from t5x_like.config import check_values
+  from t5x_like.data import open_values
+
+  check_values(config)
+  config, notes = open_values.complete(config)  # before jax is loaded
+  from t5x_like import data
   from t5x_like.runtime import compile_cache, process
   from t5x_like.training.resolve import adopted, resolve
   from t5x_like.training.workdir import imported
 
-  check_values(config)
   process.prepare()
+  for note in notes:
+    process.say(note)
   data.use_cache(workdir)
   compiled = compile_cache.use(workdir)
   config = resolve(adopted(config, imported(workdir), workdir))

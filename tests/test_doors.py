@@ -58,6 +58,8 @@ def refused(capsys, tmp_path):
 FLAGS = {
   "--config.model.dropuot=0.1": ("config.model.dropuot", "did you mean 'dropout'", "variant, vocab_size"),
   "--config.totl_steps=5": ("--config.totl_steps", "did you mean 'total_steps'"),
+  "--config.learning_rate=0.1": ("--config.learning_rate", "did you mean 'schedule.learning_rate'"),
+  "--config.warmup_steps=5": ("--config.warmup_steps", "did you mean 'schedule.warmup_steps'"),
   "--config.modle.dropout=5": ("--config.modle.dropout", "did you mean 'model'"),
   "--config.task.inputs_lenght=5": ("config.task.inputs_lenght", "did you mean 'inputs_length'"),
   "--config.optimizer.decay_rat=5": ("config.optimizer.decay_rat", "did you mean 'decay_rate'"),

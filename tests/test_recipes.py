@@ -148,6 +148,60 @@ def test_languages_and_optimizer_are_those_of_the_code_of_mt5_and_umt5():
   assert xxl.optimizer.to_dict().items() >= {"name": "unfactored_adafactor", **expected}.items()
 
 
+@pytest.mark.parametrize(
+  ("recipe", "decay"),
+  [
+    ("bert/base.py", "from_start"),
+    ("bert/spanbert.py", "after_warmup"),
+    ("albert/base.py", "from_start"),
+    ("bigbird/base.py", "from_start"),
+    ("realm/base.py", "from_start"),
+    ("electra/small.py", "from_start_times_warmup"),
+    ("finetune/decoder.py", "from_start_times_warmup"),
+    ("finetune/encoder.py", "from_start"),
+    ("finetune/encoder.py:electra", "from_start_times_warmup"),
+    ("finetune/encoder.py:roberta", "after_warmup"),
+    ("roberta/base.py", "after_warmup"),
+    ("roberta/input_formats.py", "after_warmup"),
+    ("xlnet/base.py", "after_warmup"),
+  ],
+)
+def test_rates_decay_as_in_the_code_of_the_authors(recipe, decay):
+  """`create_optimizer` of BERT, ALBERT, BigBird and ELECTRA, `warmup_linear` of GPT-1; fairseq's and XLNet's."""
+  assert recipes.load(f"configs/{recipe}").schedule.get("decay", "after_warmup") == decay
+
+
+def test_encoders_have_their_papers_values_of_each_task():
+  def values(argument):
+    config = resolve(recipes.load(f"configs/finetune/encoder.py:{argument}"))
+    return config.schedule.learning_rate, config.batch_size, config.total_steps
+
+  assert values("squad/squad_v2") == (5e-5, 48, 2 * 130_319 // 48)
+  assert values("squad/squad") == (5e-5, 32, 3 * 87_599 // 32)
+  assert values("choices/swag")[:2] == (2e-5, 16)
+  assert values("glue/cola") == (3e-5, 32, 3 * 8_551 // 32)
+  assert values("squad/squad_v2,electra") == (1e-4, 32, 2 * 130_319 // 32)
+  assert values("squad/squad_v2,roberta")[:2] == (1.5e-5, 48)
+  shorter = recipes.load("configs/finetune/encoder.py:glue/qqp", ["total_steps=60"])
+  config = resolve(shorter)
+  assert (config.eval_every, config.checkpoint.every) == (6, 6) and build(config).schedule(6) > 0
+
+
+def test_electra_reads_the_raw_first_token():
+  """`get_prediction_module` and `get_pooled_output` of google-research/electra."""
+  for argument, activation in (("glue/cola,electra", None), ("own,electra", "gelu")):
+    config = resolve(recipes.load(f"configs/finetune/encoder.py:{argument}"))
+    names = params.arrays(build(config).model)
+    assert config.model.head.activation == activation
+    assert ("head/pooler/dense/kernel" in names) == (activation is not None) and "head/out/kernel" in names
+
+
+def test_closed_book_questions_have_the_steps_of_their_paper():
+  """The command of t5_closed_book_qa in google-research: 10,000 steps of 196,608 tokens."""
+  config = recipes.load("configs/finetune/text_to_text.py:text/web_questions")
+  assert config.total_steps == 10_000 and config.batch_size * config.task.inputs_length == 196_608
+
+
 @pytest.mark.parametrize(("size", "counts"), GOLDEN.items())
 def test_the_sizes_of_the_paper(size, counts):
   recipe = f"configs/t5/base.py:{size}"

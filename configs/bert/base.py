@@ -42,7 +42,7 @@ def get_config(size: Size = "base", static: bool = False, whole_words: bool = Fa
   config.total_steps = 1_000_000
   config.phases = {"short": {"until": 900_000, "task": {"length": 128}}}
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-6, "weight_decay": 0.01}
-  config.schedule = {"name": "linear", "learning_rate": 1e-4, "warmup_steps": 10_000}
+  config.schedule = {"name": "linear", "learning_rate": 1e-4, "warmup_steps": 10_000, "decay": "from_start"}
   config.clip_norm = 1.0
   config.eval_every = 10_000
   config.evals = {"loss": {"max_examples": 16_384}, "samples": {}}

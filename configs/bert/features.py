@@ -44,6 +44,6 @@ def get_config(task: Literal[tuple(_TASKS)] = "tags/conll", states: Literal[tupl
 
   config.total_steps = 10 * _TASKS[task].examples // 32
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
-  config.schedule = {"name": "linear", "learning_rate": 1e-3, "warmup_steps": config.total_steps // 10}
-  config.eval_every = config.checkpoint.every = config.total_steps // 10
+  config.schedule = {"name": "linear", "learning_rate": 1e-3, "warmup_steps": 0.1}
+  config.eval_every = config.checkpoint.every = None
   return config

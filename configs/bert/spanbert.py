@@ -22,5 +22,6 @@ def get_config(size: base.Size = "base"):
 
   config.total_steps = 2_400_000
   config.phases = {}
+  config.schedule.decay = "after_warmup"  # fairseq's
   config.optimizer.eps, config.optimizer.weight_decay, config.optimizer.undecayed = 1e-8, 0.1, "nothing"
   return config

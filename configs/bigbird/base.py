@@ -25,5 +25,5 @@ def get_config():
 
   config.batch_size = 256
   config.optimizer.b2, config.optimizer.undecayed = 0.999, "vectors"
-  config.schedule = {"name": "linear", "learning_rate": 1e-4, "warmup_steps": 10_000}
+  config.schedule = {"name": "linear", "learning_rate": 1e-4, "warmup_steps": 10_000, "decay": "from_start"}
   return config

@@ -5,17 +5,17 @@
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
 300 epochs of 1,281,167 images at batch 1024 and 224 x 224, each three times in a row (repeated augmentation);
-RandAugment, erasing, mixup and CutMix; AdamW with decay 0.05 up to 1e-3 over 5 epochs and down a cosine to 1e-5 (timm's
-is counted from the first step, ours from the end of the warm-up: at most 3 % more); drop-path 0.1, label smoothing 0.1;
-kernels from N(0, 0.02^2) as in the authors' code; hard distillation. The teacher is any run on the same classes, or a
-converted Hugging Face directory; --config.objective.kind=soft --config.objective.share=0.1
---config.objective.temperature=3 distils softly, by the paper's equation 2, which the authors' code divides by the
-number of classes. `:small` and `:tiny16` are DeiT-S and DeiT-Ti; `:small,alone` learns without a teacher. Expected
-(tables 2 and 5): B 83.4, S 81.2, Ti 74.5 % top-1 from a RegNetY of 82.9 %, and B 81.9 % from a DeiT-B of 81.8 %; alone
-B 81.8, S 79.8, Ti 72.2 %. Accuracies of S after 10, 50 and 90 epochs are not published as text: the authors' logs,
-which end at 79.8 (facebookresearch/deit, issues 16 and 18), lie outside their repository. 8 or more accelerators.
-`:small,alone` planned for 8 chips of v5e (`--topology=v5e:2x4`): 4.8 of 17.2 GB a chip, at least 0.08 s a step and 9
-hours for 300 epochs. Not run at full size here.
+RandAugment, erasing, mixup and CutMix (each image mixed by its own draw, timm draws once for a batch); AdamW with
+decay 0.05 up to 1e-3 over 5 epochs and down a cosine to 1e-5 (timm's is counted from the first step, ours from the end
+of the warm-up: at most 3 % more); drop-path 0.1, label smoothing 0.1; kernels from N(0, 0.02^2) as in the authors'
+code; hard distillation. The teacher is any run on the same classes, or a converted Hugging Face directory;
+--config.objective.kind=soft --config.objective.share=0.1 --config.objective.temperature=3 distils softly, by the
+paper's equation 2, which the authors' code divides by the number of classes. `:small` and `:tiny16` are DeiT-S and
+DeiT-Ti; `:small,alone` learns without a teacher. Expected (tables 2 and 5): B 83.4, S 81.2, Ti 74.5 % top-1 from a
+RegNetY of 82.9 %, and B 81.9 % from a DeiT-B of 81.8 %; alone B 81.8, S 79.8, Ti 72.2 %. Accuracies of S after 10, 50
+and 90 epochs are not published as text: the authors' logs, which end at 79.8 (facebookresearch/deit, issues 16 and 18),
+lie outside their repository. 8 or more accelerators. `:small,alone` planned for 8 chips of v5e (`--topology=v5e:2x4`):
+4.8 of 17.2 GB a chip, at least 0.08 s a step and 9 hours for 300 epochs. Not run at full size here.
 """
 
 from typing import Literal

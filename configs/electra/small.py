@@ -34,6 +34,7 @@ def get_config():
   config.total_steps = 1_000_000
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-6, "weight_decay": 0.01}
   config.schedule = {"name": "linear", "learning_rate": 5e-4, "warmup_steps": 10_000}
+  config.schedule.decay = "from_start_times_warmup"
   config.clip_norm = 1.0
 
   config.eval_every = 10_000

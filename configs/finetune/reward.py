@@ -5,7 +5,8 @@
 
 Each line of the files has `prompt`, `chosen` and `rejected`. A linear layer on the last token gives the reward; the
 language model head stays unused. 512 pairs, 1e-5 after a warm-up of 3 %, down to a tenth by a cosine, over one epoch,
-here of half a million pairs. Watch `accuracy`, the share of pairs in the right order. Not run at full size here.
+here of half a million pairs. The paper's loss has a margin by the annotators' rating: --config.task.margin=FIELD. Watch
+`accuracy`, the share of pairs in the right order. Not run at full size here.
 """
 
 from t5x_like.config import defaults

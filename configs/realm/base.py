@@ -61,7 +61,8 @@ def get_config(stage: Literal["cloze", "salient", "questions"] = "salient"):
     config.batch_size, config.total_steps, rate = 64, 20_000, 1e-5
 
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-6, "weight_decay": 0.01}
-  config.schedule = {"name": "linear", "learning_rate": rate, "warmup_steps": min(10_000, config.total_steps // 10)}
+  warmup = min(10_000 / config.total_steps, 0.1)
+  config.schedule = {"name": "linear", "learning_rate": rate, "warmup_steps": warmup, "decay": "from_start"}
   config.clip_norm = 1.0
   config.mesh = {"data": 1, "fsdp": -1}
 

@@ -5,9 +5,10 @@
 
 300 epochs of 1,281,167 images at batch 1024 and 224 x 224; AdamW with decay 0.05 up to 1e-3 over 20 epochs and down a
 cosine to 1e-5, RandAugment, mixup, CutMix, random erasing, label smoothing 0.1, drop-path rates up to 0.2, 0.3 or 0.5,
-gradients clipped to norm 5 as in the authors' code. Expected top-1 (table 1): `:t` 81.3, `:s` 83.0, `:b` 83.5 %.
-Accuracies of T after 10, 50 and 90 epochs are not published as text: the authors' log lies outside their repository
-(microsoft/Swin-Transformer, issue 29). A user at its settings had 71.3 % after 65 epochs (issue 39).
+gradients clipped to norm 5 as in the authors' code. Each image is mixed by its own draw; timm draws once for a batch.
+Expected top-1 (table 1): `:t` 81.3, `:s` 83.0, `:b` 83.5 %. Accuracies of T after 10, 50 and 90 epochs are not
+published as text: the authors' log lies outside their repository (microsoft/Swin-Transformer, issue 29). A user at its
+settings had 71.3 % after 65 epochs (issue 39).
 
 `:l` is the pretraining of Swin-L on the 21,841 classes of ImageNet-22K: 90 epochs of 14,197,122 images at batch 4096,
 decay 0.01 (0.05 in their code), a linear schedule after 5 epochs. Fine-tuned on ImageNet for 30 epochs at 384 x 384

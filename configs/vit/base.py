@@ -8,10 +8,10 @@ images; Adam up to 3e-3 over 10,000 steps and down a cosine to 0, decay 0.3, dro
 kernels of Xavier's deviation (parts and kernels are of google-research/vision_transformer; the kernels are normal here,
 uniform there). `:large` and `:huge` are ViT-L/16 and ViT-H/14, `:hybrid` is R50+ViT-B/16, whose patches are cells of a
 ResNet's map. Fine-tuning at 384 x 384 (table 4 and the authors' code): SGD without decay at 0.003, 0.01, 0.03 or 0.06
-for 20,000 steps of 512 images, and evaluations of images squeezed to squares; here the head goes on, theirs is new:
---config.init.workdir=runs/vit_b16 --config.model.resolution=384 --config.task.resolution=384
---config.task.fit=squeezed --config.task.method=bilinear --config.batch_size=512 --config.total_steps=20000
---config.optimizer='{"name": "sgd", "momentum": 0.9}' --config.schedule.learning_rate=0.03
+for 20,000 steps of 512 images, and evaluations of images squeezed to squares; here the head goes on, theirs is new and
+positions are interpolated by cubics, theirs linearly: --config.init.workdir=runs/vit_b16 --config.model.resolution=384
+--config.task.resolution=384 --config.task.fit=squeezed --config.task.method=bilinear --config.batch_size=512
+--config.total_steps=20000 --config.optimizer='{"name": "sgd", "momentum": 0.9}' --config.schedule.learning_rate=0.03
 --config.schedule.warmup_steps=500. Expected of B/16: 77.9 % top-1 (table 5). 32 chips of TPU v3 or more. Not run at
 full size here.
 

@@ -6,9 +6,11 @@
 Pairs of segments in rows of 512 tokens, one token in six predicted (K = 6), in spans of 1 to 5 (section 3.1). The base
 size is that of the ablation (section 3.4), which has BERT's data and BERT's 1,000,000 batches of 256 rows, Adam up to
 1e-4 over 10,000 steps and linearly down to 0. `:large` is table 7: 500,000 batches of 8,192 rows, up to 4e-4 over
-40,000 steps. Decay 0.01, dropout 0.1. Expected after fine-tuning: MNLI 85.6, SST-2 93.4 (table 6, base, with the memory
-that is left out here), MNLI 90.8 (large, more text). The large one took the authors 5.5 days on 512 TPU v3 chips. Not
-run at full size here.
+40,000 steps. Decay 0.01, dropout 0.1. Unlike here, the authors' code draws an order within each 256 tokens
+(`perm_size`), gives [SEP] and [CLS] places in it, leaves each span of n a context of 6 n tokens, and reads half of the
+rows backwards (`bi_data`). Expected after fine-tuning: MNLI 85.6, SST-2 93.4 (table 6, base, with the memory that is
+left out here), MNLI 90.8 (large, more text). The large one took the authors 5.5 days on 512 TPU v3 chips. Not run at
+full size here.
 """
 
 from typing import Literal

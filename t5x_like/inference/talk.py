@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from t5x_like.data.supervised.chat import Message
 from t5x_like.errors import UserError
+from t5x_like.inference.classification import TextClassification
 from t5x_like.inference.fill_mask import MaskFilling
 from t5x_like.inference.generation import Answer, Generation, TextToText, fill
 from t5x_like.inference.streaming import Stream
@@ -17,21 +18,23 @@ class Talk:
   """Answers messages by the kind of the model.
 
   A decoder that was trained on conversations answers the whole conversation, without its oldest turns where it is too
-  long. Another decoder continues the last message, an encoder-decoder answers it or fills its blanks, and an encoder
-  fills its masks.
+  long. Another decoder continues the last message, an encoder-decoder answers it or fills its blanks, an encoder fills
+  its masks, and a classifier labels it.
 
   Args:
     run: a runner of the model.
-    predict: of `predictors.predictor`.
-    stream: its stream; None for an encoder, whose answers come at once.
+    predict: of `predictors.predictor`, or a classifier.
+    stream: its stream; None for an encoder or a classifier, whose answers come at once.
   """
 
-  def __init__(self, run: Runner, predict: Generation | MaskFilling, stream: Stream | None):
+  def __init__(self, run: Runner, predict: Generation | MaskFilling | TextClassification, stream: Stream | None):
     self._run, self._predict, self._stream = run, predict, stream
 
   @property
   def told(self) -> str:
     """Describe in a sentence the messages that it takes."""
+    if isinstance(self._predict, TextClassification):
+      return self._predict.description
     if self._stream is None:
       return f"It fills {self._predict.spellings[0]} in your text."
     if isinstance(self._predict, TextToText):
@@ -45,7 +48,12 @@ class Talk:
       UserError: the last message is too long, or has nothing to fill.
     """
     text = messages[-1].content
-    if self._stream is None:
+    if isinstance(self._predict, TextClassification):
+      (answer,) = self._predict(self._run, self._predict.encode([text], _ORIGIN), [text])
+      yield str(answer["prediction"])
+      for candidate in answer.get("predictions", ()):
+        yield f"\n  {candidate['probability']:.1%}  {candidate['label']}"
+    elif self._stream is None:
       (answer,) = self._predict(self._run, self._predict.encode([text], _ORIGIN), [text])
       yield answer["filled"]
       for number, candidates in enumerate(answer["predictions"], 1):

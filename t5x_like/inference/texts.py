@@ -21,6 +21,29 @@ def read(path: str, field: str | None = None, flag: str = "--input") -> list[str
   Raises:
     UserError: the file is missing, empty or not UTF-8, or a line is not an object with this key.
   """
+  lines = _lines(path, flag)
+  plain = field is None and not path.endswith(".jsonl")
+
+  def text(number: int, line: str) -> str:
+    return line.removesuffix("\r") if plain else _text(line, field or "text", f"{flag}={path}: line {number}")
+
+  return [text(number, line) if line.strip() else None for number, line in enumerate(lines, 1)]
+
+
+def read_objects(path: str, flag: str = "--input") -> list[dict[str, Any] | None]:
+  """Return the objects of JSON lines, None for a blank line.
+
+  Args:
+    path, flag: as in `read`.
+  Raises:
+    UserError: the file is missing, empty or not UTF-8, or a line is not an object.
+  """
+  lines = enumerate(_lines(path, flag), 1)
+  return [_object(line, f"{flag}={path}: line {number}") if line.strip() else None for number, line in lines]
+
+
+def _lines(path: str, flag: str) -> list[str]:
+  """Return the lines of a file, of which one at least has text."""
   try:
     data = sys.stdin.buffer.read() if path == "-" else place(path).read_bytes()
     content = data.decode("utf-8")
@@ -31,12 +54,7 @@ def read(path: str, field: str | None = None, flag: str = "--input") -> list[str
   lines = content.removeprefix("\ufeff").removesuffix("\n").split("\n")
   if not any(line.strip() for line in lines):
     raise UserError(f"{flag}={path}: found no text in it, expected an input on every line")
-  plain = field is None and not path.endswith(".jsonl")
-
-  def text(number: int, line: str) -> str:
-    return line.removesuffix("\r") if plain else _text(line, field or "text", f"{flag}={path}: line {number}")
-
-  return [text(number, line) if line.strip() else None for number, line in enumerate(lines, 1)]
+  return lines
 
 
 def answered(inputs: Sequence[str | None], answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -45,13 +63,18 @@ def answered(inputs: Sequence[str | None], answers: Sequence[dict[str, Any]]) ->
   return [{"input": "", "error": BLANK} if text is None else next(rest) for text in inputs]
 
 
-def _text(line: str, field: str, where: str) -> str:
+def _object(line: str, where: str, key: str = "") -> dict[str, Any]:
   try:
     record = json.loads(line)
   except (ValueError, RecursionError) as error:
     raise UserError(f"{where}: not JSON ({one_line(error)}), expected a JSON object on every line") from None
   if not isinstance(record, dict):
-    raise UserError(f"{where}: found a JSON {type(record).__name__}, expected an object with the key {field!r}")
+    raise UserError(f"{where}: found a JSON {type(record).__name__}, expected an object{key}")
+  return record
+
+
+def _text(line: str, field: str, where: str) -> str:
+  record = _object(line, where, f" with the key {field!r}")
   if not isinstance(record.get(field), str):
     found = f"{record[field]!r:.40} under the key {field!r}" if field in record else f"no key {field!r}"
     near = "" if field in record else did_you_mean(field, record)

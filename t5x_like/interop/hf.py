@@ -152,6 +152,15 @@ def _sizes_of(where: str):
     ) from error
 
 
+def _labels_of(model: nnx.Module, config: dict[str, Any]) -> int:
+  """Return the number of classes whose names a config may have; of texts, two need no names."""
+  if "id2label" in config:
+    return len(config["id2label"])
+  head = getattr(model.variant, "head", None)
+  name, arguments = (head.get("name"), head) if isinstance(head, dict) else (head, {})
+  return arguments.get("labels", 2) if name == "classification" else 0
+
+
 def save(
   model: nnx.Module,
   path: str,
@@ -191,7 +200,7 @@ def save(
     same = family.build(Fields(old, f"{origin.path}/config.json"), names)[1]["variant"] == model.variant
     config = (config | old if same else old | config) | {"dtype": dtype}
   config |= {"torch_dtype": dtype} if "torch_dtype" in config else {}  # of readers before version 5
-  if labels and len(labels) == len(config.get("id2label", ())):
+  if labels and len(labels) == _labels_of(model, config):
     ids = {name: i for i, name in enumerate(labels)}
     config |= {"id2label": {str(i): name for name, i in ids.items()}, "label2id": ids}
   beside = {}

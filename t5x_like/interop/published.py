@@ -88,13 +88,31 @@ def find(path: str, flag: str) -> Published | None:
     "model": {"name": _name(type(model)), "variant": _plain(model.variant), "vocab_size": size, "tokens": {}},
     "fingerprints": {"vocabulary": vocabulary.fingerprint},
     "features": shapes,
-    "task": {"name": None},
+    "task": _task(model, values, shapes),
     "tuning": {},
     "directory": directory,
     **told,
     "ends": sorted({vocabulary.eos_id, *told["ends"]}),
   }
   return Published(identity, model, vocabulary)
+
+
+def _task(model, values: dict[str, Any], shapes: dict[str, list[int]]) -> dict[str, Any]:
+  """Return the arguments of `config.task` for a classifier of texts; no task for another model.
+
+  A single label is a regression, as in the library. `independent` says that a text may have several labels.
+  """
+  head = getattr(model.variant, "head", None)
+  name, arguments = (head.get("name"), head) if isinstance(head, dict) else (head, {})
+  if name != "classification":
+    return {"name": None}
+  number = arguments.get("labels", 2)
+  task = {"name": name, "text": "{text}", "length": shapes["encoder_input_tokens"][0], "labels": None}
+  if number > 1:
+    names = values.get("id2label") or {}
+    task["labels"] = [str(names.get(str(label), f"LABEL_{label}")) for label in range(number)]
+    task["independent"] = values.get("problem_type") == "multi_label_classification"
+  return task
 
 
 def _generated(values: dict[str, Any], directory: pathlib.Path, size: int, both: bool) -> dict[str, Any]:

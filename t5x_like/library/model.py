@@ -9,7 +9,7 @@ import functools
 import json
 import pathlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, get_args, overload
 
 import numpy as np
@@ -20,7 +20,8 @@ from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals._embeddings import Pooling
 from t5x_like.files import outputs
 from t5x_like.files.places import is_remote
-from t5x_like.inference import image_texts, images, predictors
+from t5x_like.inference import classification, image_texts, images, predictors, texts
+from t5x_like.inference.classification import TextClassification
 from t5x_like.inference.embedding import Embedding
 from t5x_like.inference.fill_mask import MaskFilling
 from t5x_like.inference.generation import Generation
@@ -78,6 +79,7 @@ class Model:
     forced: of some published models, the ids that an answer begins with and, where it is cut off, ends with.
     settings: a published model's own options of generation, which those of a call replace.
     template: the chat template of a decoder trained on conversations, else None.
+    labels: the names of the classes of a classifier of texts, in their order; None for another model.
 
   Raises:
     UserError: the vocabulary is damaged or another's.
@@ -89,7 +91,7 @@ class Model:
     self.path, self.model = source.workdir, source.model
     self._source, self._step, self._batch_size = source, step, batch_size
     self._pooled: dict[str, Embedding] = {}
-    self._predictors: dict[tuple, Generation | MaskFilling] = {}
+    self._predictors: dict[tuple, Generation | MaskFilling | TextClassification] = {}
     identity, task = source.identity, source.config.task
     self.vocabulary = vocabulary_of(source)
     ends = (self.vocabulary.eos_id,) if hasattr(self.vocabulary, "eos_id") else ()
@@ -99,6 +101,9 @@ class Model:
     self._banned = {tuple(ids) for ids in identity.get("banned", ())}
     self.template: str | dict | None = slots.plain(task.get("template")) if task.name in CONVERSATIONS else None
     self.features: dict[str, list[int]] = {name: list(shape[-1:]) for name, shape in features_of(identity).items()}
+    self.labels: list[str] | None = None
+    if self._classifies and task.get("labels"):
+      self.labels = [str(name) for name in task.labels]
 
   @functools.cached_property
   def _restored(self) -> tuple[int, Runner]:
@@ -119,9 +124,14 @@ class Model:
   def _prompts(self) -> Prompts:
     return Prompts(self)
 
+  @property
+  def _classifies(self) -> bool:
+    """Whether the model was trained to label texts, or pairs of texts, or to give them a number."""
+    return self._source.config.task.name == classification.TASK
+
   def predict(
     self,
-    inputs: Sequence[str],
+    inputs: Sequence[str | Sequence[str] | Mapping[str, Any]],
     choices: Sequence[str] | None = None,
     *,
     origin: str = "predict",
@@ -131,20 +141,48 @@ class Model:
     """Return a record for each input, as `python -m t5x_like.predict` writes them.
 
     Args:
-      inputs: texts or, for a model of images, paths of files.
+      inputs: texts or, for a model of images, paths of files; a classifier of pairs takes pairs of texts. Classifiers
+        of texts also take records with the fields of training.
       choices: for a model of images and texts, the texts to choose from.
       origin: the origin of the inputs, for messages.
       template: the chat template, if it is not `self.template`.
     Raises:
       UserError: an input is too long or has nothing to fill, or an option does not apply to the model.
     """
+    if isinstance(inputs, str):
+      raise UserError(f"{origin}: found a string, expected a list of inputs, such as [{inputs[:40]!r}]")
     if "image" in self.features:
       given = (self.model, self.vocabulary, self._source.config.task.to_dict(), checked(options))
       predict = images.predictor(*given) if choices is None else image_texts.TextChoice(*given, choices)
       return predict(self.run, inputs)
-    predict = self._predictor(template, **options)
+    predict = self.classifier(**options) if self._classifies else self._predictor(template, **options)
+    if not len(inputs):
+      return []
     ids = predict.encode(inputs, origin)
     return predict(self.run, ids, inputs)
+
+  def read(self, path: str, field: str | None = None) -> list[Any]:
+    """Return the inputs of a file for `predict`, None for a blank line.
+
+    Args:
+      path: of `python -m t5x_like.predict --input`.
+      field: the key or column of the text.
+    Raises:
+      UserError: the file is missing, empty or not UTF-8, or lacks the key or column.
+    """
+    if "image" in self.features:
+      return images.files(path)
+    return self.classifier().read(path, field) if self._classifies else texts.read(path, field)
+
+  def classifier(self, **options: Unpack[Options]) -> TextClassification:
+    """Return the predictor of a classifier of texts; raise UserError for an option other than `top_k`."""
+    flags = checked(options)
+    key = ("", *sorted(flags.items()))
+    if key not in self._predictors:
+      task = self._source.config.task.to_dict()
+      task.pop("name")
+      self._predictors[key] = TextClassification(self.model, self.vocabulary, task, flags)
+    return self._predictors[key]
 
   def generate(self, prompts: str | Sequence[str], **options: Unpack[Options]) -> Any:
     """Return the text that follows or answers each prompt: a decoder continues it, an encoder-decoder answers it.
@@ -155,8 +193,16 @@ class Model:
       UserError: as `predict`, or the model is an encoder or one of images.
     """
     if "decoder_target_tokens" not in self.features:
-      raise UserError(f"{self.path}: the model generates no text; use `fill` with an encoder, `predict` with images")
-    return _each(prompts, lambda texts: [_text(one) for one in self.predict(texts, origin="generate", **options)])
+      raise UserError(
+        f"{self.path}: the model generates no text; use `fill` with an encoder, `predict` with images and classifiers"
+      )
+    predict = self._predictor(None, **options)
+
+    def answers(some: list[str]) -> list[str | list[str]]:
+      records = predict(self.run, predict.encode(some, "generate"), some)
+      return [_text(record) for record in records]
+
+    return _each(prompts, answers)
 
   @overload
   def fill(self, texts: str) -> str: ...
@@ -170,6 +216,9 @@ class Model:
     Raises:
       UserError: as `predict`, or there is nothing to fill, or the model is a decoder.
     """
+
+    if self._classifies:
+      raise UserError(f"{self.path}: the model labels texts and fills nothing; use `predict`")
 
     def filled(texts: list[str]) -> list[str]:
       found = self.predict(texts, origin="fill")
@@ -245,7 +294,7 @@ class Model:
     with tempfile.TemporaryDirectory() as aside:
       made = pathlib.Path(aside if is_remote(directory) else directory)
       prepared = self._source.config.task.to_dict() if "image" in self.features else None
-      names = getattr(self.vocabulary, "names", ())  # of images
+      names = self.labels or getattr(self.vocabulary, "names", ())  # the vocabulary's are of images
       hf.save(whole, str(made), dtype=dtype, labels=names, images=prepared)
       files = enclosing.files(self.vocabulary, self.features)
       files |= enclosing.conversation(self.vocabulary, self.template) if self.template and self._decoder else {}
@@ -270,6 +319,8 @@ class Model:
     """
     if "image" in self.features:
       raise UserError(f"--workdir={self.path}: the model is one of images; use python -m t5x_like.predict")
+    if self._classifies:
+      return Talk(self.run, self.classifier(**options), None)
     names = {*named.PENALTIES, *named.FILTERS} - {"temperature"}  # every answer has its own
     own = {name: value for name, value in self.settings.items() if name in named.PENALTIES}
     given = own | {name: options.pop(name) for name in names if name in options}

@@ -125,8 +125,9 @@ class Base:
   def check(cls, model, features: dict) -> None:
     """Raise UserError if the model's head does not fit the task's features."""
 
-  def prepare(self, batch: dict) -> dict:
+  def prepare(self, batch: dict, model) -> dict:
     """Return the whole batch with facts about it, such as the number of real rows, before it is divided."""
+    del model
     return batch
 
   def extended(self, model, key):

@@ -51,7 +51,7 @@ class Objective(Base):
         f" needs a query of its own; set --config.model.queries={slots} or more"
       )
 
-  def prepare(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  def prepare(self, batch: dict[str, jax.Array], model) -> dict[str, jax.Array]:
     """Add the global batch's numbers of boxes and images, which divide the losses, to each row."""
     totals_2 = jnp.stack([jnp.sum(_real(batch)), jnp.sum(batch["example_weights"])])
     return batch | {_TOTALS: jnp.broadcast_to(totals_2, (len(batch["boxes"]), 2))}
@@ -68,7 +68,7 @@ class Objective(Base):
       class is right.
     """
     if _TOTALS not in batch:
-      batch = self.prepare(batch)
+      batch = self.prepare(batch, model)
     outputs = model.outputs(batch, key)
     logits_BLQV, boxes_BLQ4 = outputs["logits"][:, None], outputs["boxes"][:, None]
     if self.earlier and "earlier_logits" in outputs:

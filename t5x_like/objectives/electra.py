@@ -36,11 +36,20 @@ class Objective(EncoderTargets):
   discriminator: float = 50.0
   temperature: float = 1.0
 
-  def prepare(self, batch: Batch) -> Batch:
-    """Add `discriminator_weights` float32 [B, S]: masked tokens per real token, 0 on padding."""
-    tokens_BS = batch["encoder_input_tokens"]
-    real_BS = (batch.get("encoder_segment_ids", tokens_BS) > 0).astype(jnp.float32)
-    return batch | {"discriminator_weights": shared(jnp.sum(batch["encoder_loss_weights"]), real_BS)}
+  def prepare(self, batch: Batch, model) -> Batch:
+    """Add `discriminator_weights` float32 [B, S]: masked tokens per real token, 0 on padding.
+
+    Without `encoder_segment_ids`, padding has the model's padding id, as in its attention.
+    """
+    pad = model.variant.tokens.pad
+    if "encoder_segment_ids" in batch:
+      real_BS = batch["encoder_segment_ids"] > 0
+    elif pad is not None:
+      real_BS = batch["encoder_input_tokens"] != pad
+    else:
+      real_BS = jnp.ones_like(batch["encoder_input_tokens"], bool)
+    weights_BS = shared(jnp.sum(batch["encoder_loss_weights"]), real_BS.astype(jnp.float32))
+    return batch | {"discriminator_weights": weights_BS}
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Run both networks on a batch.
@@ -55,7 +64,7 @@ class Objective(EncoderTargets):
       `discriminator_accuracy` and `discriminator_weights`, `replaced` and `replaced_weights`.
     """
     if "discriminator_weights" not in batch:
-      batch = self.prepare(batch)
+      batch = self.prepare(batch, model)
     tokens_BS, weights_BS = batch["encoder_input_tokens"], batch["encoder_loss_weights"]
     targets_BK, weights_BK = predicted(batch)
     generated = model.generate(batch, subkey(key, 0))

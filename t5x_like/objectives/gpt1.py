@@ -35,7 +35,7 @@ class Objective(Base):
 
   several = True
 
-  def prepare(self, batch: Batch) -> Batch:
+  def prepare(self, batch: Batch, model) -> Batch:
     """Add `language_model_weights` float32 [B, R, S]: examples per predicted token of their rows."""
     weights_B = batch["example_weights"]
     real_BRS = batch["decoder_loss_weights"] * (weights_B > 0)[:, None, None]
@@ -53,7 +53,7 @@ class Objective(Base):
       `language_model_accuracy` and `language_model_weights` of the tokens, and the scalars of the model.
     """
     if "language_model_weights" not in batch:
-      batch = self.prepare(batch)
+      batch = self.prepare(batch, model)
     rows, (B, R, _) = flat(batch), batch["decoder_input_tokens"].shape
     outputs = model.outputs(rows, key)
     scores_BRC = outputs["scores"].reshape(B, R, -1)

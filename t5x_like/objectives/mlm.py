@@ -30,7 +30,7 @@ class Objective(EncoderTargets):
   z_loss: float = 0.0
   next_sentence: float = 1.0
 
-  def prepare(self, batch: Batch) -> Batch:
+  def prepare(self, batch: Batch, model) -> Batch:
     """Add `next_sentence_weights`, predicted tokens per pair, float32 of the labels' shape, if there are labels."""
     if "next_sentence_label" not in batch:
       return batch
@@ -60,7 +60,7 @@ class Objective(EncoderTargets):
     if "next_sentence_logits" not in outputs or "next_sentence_label" not in batch:
       return loss, sums
     if "next_sentence_weights" not in batch:
-      batch = self.prepare(batch)
+      batch = self.prepare(batch, model)
     weights, label = batch["next_sentence_weights"], batch["next_sentence_label"]
     logits = outputs["next_sentence_logits"].astype(jnp.float32)  # [B, 2] or [B, P, 2]
     log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), label[..., None], axis=-1)[..., 0]

@@ -212,8 +212,8 @@ def _residual_bytes(config: ConfigDict, task, devices: list, rows: int) -> float
 
   def forward(arrays, batch):
     def loss(arrays):
-      key = jax.random.key(0)
-      return parts.objective(params.with_arrays(parts.model, arrays), parts.objective.prepare(batch), key)
+      model = params.with_arrays(parts.model, arrays)
+      return parts.objective(model, parts.objective.prepare(batch, model), jax.random.key(0))
 
     with parts.rules.activate():
       return jax.vjp(loss, arrays, has_aux=True)[1]

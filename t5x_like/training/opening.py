@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like import vocabularies
-from t5x_like.data import features
+from t5x_like.data import features, open_values
 from t5x_like.errors import UserError
 from t5x_like.parallel.rules import Rules
 from t5x_like.recipes import load as load_recipe
@@ -41,10 +41,12 @@ def open_run(workdir: str, recipe: str | None, overrides: Sequence[str], rows: b
     )
   if recipe is None:
     config = config_lib.restored(identity, overrides, f"{workdir}/{workdirs.FILE}")
-  elif published is not None:
-    config = other_runs.with_model(load_recipe(recipe, overrides), identity["model"], workdir)
   else:
-    config = classes.of_run(adopted(load_recipe(recipe, overrides), imported, workdir), identity["model"])
+    config, _ = open_values.complete(load_recipe(recipe, overrides))
+  if recipe is not None and published is not None:
+    config = other_runs.with_model(config, identity["model"], workdir)
+  elif recipe is not None:
+    config = classes.of_run(adopted(config, imported, workdir), identity["model"])
     if "tokens" in identity["model"]:
       with config.model.unlocked(), config.model.ignore_type():
         config.model.tokens = identity["model"]["tokens"]  # from the vocabulary

@@ -14,7 +14,7 @@ import t5x_like.models
 import t5x_like.objectives
 from t5x_like import checkpoints, evals, slots, training, trust, vocabularies
 from t5x_like import config as config_lib
-from t5x_like.data import tasks
+from t5x_like.data import open_values, tasks
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.places import place
@@ -47,6 +47,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     UserError: naming the key, the value and the expectation.
   """
   config = slots.module("other_runs", training).inherited(config) if config.init else ConfigDict(config.to_dict())
+  config = open_values.with_steps(config)
   resolved = ConfigDict(config.to_dict())
   if config.model.get("vocab_size") == "auto":
     with config.model.ignore_type():

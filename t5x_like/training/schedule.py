@@ -1,14 +1,18 @@
 """Learning-rate schedules, by name: `config.schedule = {"name": ..., ...}`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 import optax
 
 from t5x_like.errors import UserError
-from t5x_like.slots import AboveZero, Count, NotNegative, Positive
+from t5x_like.slots import AboveZero, Condition, Count, NotNegative, Positive
 
 Schedule = optax.Schedule
+_STEPS_OR_SHARE = Condition(
+  "a whole number of steps, or a share of the run from 0 to 1", lambda x: 0 <= x < 2**31 and (x < 1 or x == int(x))
+)
+Warmup = Annotated[float, _STEPS_OR_SHARE]
 
 
 def constant(*, learning_rate: NotNegative) -> Schedule:
@@ -34,37 +38,59 @@ def warmup_rsqrt(*, learning_rate: NotNegative, warmup_steps: Positive) -> Sched
 
 
 def linear(
-  *, learning_rate: NotNegative, warmup_steps: Count, total_steps: Positive, end: NotNegative = 0.0
+  *,
+  learning_rate: NotNegative,
+  warmup_steps: Warmup,
+  total_steps: Positive,
+  end: NotNegative = 0.0,
+  decay: Literal["after_warmup", "from_start", "from_start_times_warmup"] = "after_warmup",
 ) -> Schedule:
-  """Linear warm-up from zero, then linear decay to `end * learning_rate` at `total_steps` (Devlin et al. 2019, A.2).
+  """Linear warm-up from zero, then linear decay to `end * learning_rate` at `total_steps`.
+
+  `after_warmup` decays from the peak at the end of the warm-up, as fairseq and XLNet do. `from_start` decays from step
+  0, `learning_rate * (1 - step / total_steps)`, and the warm-up takes its place, as in the code of BERT and ALBERT.
+  `from_start_times_warmup` multiplies that decay by the warm-up, as in the code of ELECTRA and GPT-1.
 
   Raises:
     UserError: the run ends before the warm-up does.
   """
-  _check_warmup(warmup_steps, total_steps)
+  warmup_steps = _checked_warmup(warmup_steps, total_steps)
   warmup = optax.linear_schedule(0.0, learning_rate, warmup_steps)
-  decay = optax.linear_schedule(learning_rate, end * learning_rate, total_steps - warmup_steps)
-  return optax.join_schedules([warmup, decay], [warmup_steps])
+  if decay == "after_warmup":
+    down = optax.linear_schedule(learning_rate, end * learning_rate, total_steps - warmup_steps)
+    return optax.join_schedules([warmup, down], [warmup_steps])
+  down = optax.linear_schedule(learning_rate, end * learning_rate, total_steps)
+  if decay == "from_start":
+    return lambda step: jnp.where(step < warmup_steps, warmup(step), down(step))
+  up = optax.linear_schedule(0.0, 1.0, warmup_steps) if warmup_steps else optax.constant_schedule(1.0)
+  return lambda step: up(step) * down(step)
 
 
 def cosine(
-  *, learning_rate: NotNegative, warmup_steps: Count, total_steps: Positive, end: NotNegative = 0.0
+  *, learning_rate: NotNegative, warmup_steps: Warmup, total_steps: Positive, end: NotNegative = 0.0
 ) -> Schedule:
   """Linear warm-up from zero, then a half cosine down to `end * learning_rate` (Loshchilov & Hutter 2017).
 
   Raises:
     UserError: the run ends before the warm-up does.
   """
-  _check_warmup(warmup_steps, total_steps)
+  warmup_steps = _checked_warmup(warmup_steps, total_steps)
   return optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup_steps, total_steps, end * learning_rate)
 
 
-def _check_warmup(warmup_steps: int, total_steps: int) -> None:
-  if warmup_steps >= total_steps:
+def _steps(warmup_steps: float, total_steps: int) -> int:
+  """Return the steps of a warm-up that is given by its steps or, below 1, as a share of the run."""
+  return int(warmup_steps) if warmup_steps >= 1 else int(warmup_steps * total_steps + 1e-6)
+
+
+def _checked_warmup(warmup_steps: float, total_steps: int) -> int:
+  steps = _steps(warmup_steps, total_steps)
+  if steps >= total_steps:
     raise UserError(
-      f"config.schedule.warmup_steps: found {warmup_steps} in a run of {total_steps} steps, expected fewer; set"
-      " --config.schedule.warmup_steps"
+      f"config.schedule.warmup_steps: found {warmup_steps:g} in a run of {total_steps} steps, expected fewer; set"
+      " --config.schedule.warmup_steps, such as 0.1 for a tenth of the run"
     )
+  return steps
 
 
 def drops(
@@ -82,7 +108,7 @@ def drops(
 def warmup_stable_decay(
   *,
   learning_rate: NotNegative,
-  warmup_steps: Count,
+  warmup_steps: Warmup,
   total_steps: Positive,
   decay: AboveZero = 0.2,
   end: NotNegative = 0.0,
@@ -96,6 +122,7 @@ def warmup_stable_decay(
   Raises:
     UserError: the run ends before the warm-up and the decay do.
   """
+  warmup_steps = _steps(warmup_steps, total_steps)
   last = max(1, round(decay * total_steps if decay <= 1 else decay))
   if warmup_steps + last > total_steps:
     raise UserError(

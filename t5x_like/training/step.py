@@ -33,7 +33,7 @@ def make_step(
 
   Args:
     model: the abstract model; parameters come from the state.
-    objective: `(model, batch, key) -> (loss sum, sums)`; its `prepare(batch) -> batch`, if any, sees the global batch.
+    objective: `(model, batch, key) -> (loss sum, sums)`; its `prepare(batch, model) -> batch` sees the global batch.
     schedule: only for the learning rate in the metrics; the optimizer has its own reference.
     seed: the dropout key of step n is `fold_in(key(seed), n)`, the same in a resumed run.
     accumulation_steps: the number of parts of the batch, run one after another.
@@ -70,7 +70,7 @@ def make_step(
 
   def step(state: TrainState, batch: Batch):
     with rules.activate():
-      batch = objective.prepare(batch)
+      batch = objective.prepare(batch, model)
       key = jax.random.fold_in(jax.random.key(seed), state.step)
       arrays = {name: x for name, x in state.params.items() if trained is None or name in trained}
       frozen = {name: x for name, x in state.params.items() if name not in arrays}

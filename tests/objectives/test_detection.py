@@ -129,7 +129,7 @@ def test_padding_and_images_that_do_not_count_change_nothing():
 
 def test_parts_of_a_batch_add_up_to_it():
   outputs, batch = case(B=4)
-  whole = detection.Objective().prepare(batch)
+  whole = detection.Objective().prepare(batch, None)
   parts = [jax.tree.map(lambda x: x[n : n + 2], (outputs, whole)) for n in (0, 2)]  # noqa: B023
   found = [losses(*part)[0] for part in parts]
   assert float(sum(found)) == pytest.approx(float(losses(outputs, batch)[0]), rel=1e-6)

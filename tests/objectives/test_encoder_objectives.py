@@ -170,6 +170,22 @@ def test_electra():
   assert found["replaced"] == pytest.approx(replaced.sum() / real.sum())
 
 
+@pytest.mark.parametrize("pad", [0, 1, None])
+def test_electra_tells_padding_by_segments_or_by_the_models_own_id(pad):
+  class Model:
+    variant = dataclasses.replace(ELECTRA, tokens=dataclasses.replace(ELECTRA.tokens, pad=pad))
+
+  data = batch()
+  real = data["encoder_segment_ids"] > 0
+  whole = electra_objective.Objective().prepare(data, Model)["discriminator_weights"]
+  np.testing.assert_array_equal(whole > 0, real)
+  del data["encoder_segment_ids"]
+  data["encoder_input_tokens"] = np.where(real, data["encoder_input_tokens"], 5 if pad is None else pad)
+  data["encoder_input_tokens"][:, 0] = 0 if pad == 1 else 3  # a token like any other
+  found = electra_objective.Objective().prepare(data, Model)["discriminator_weights"]
+  np.testing.assert_array_equal(found > 0, np.ones_like(real) if pad is None else real)
+
+
 def test_what_the_generator_samples_has_its_distribution_and_no_gradient():
   shares = np.array([0.5, 0.3, 0.15, 0.05])
   logits = jnp.tile(jnp.log(shares), (1, 60_000, 1))

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.training.schedule import SCHEDULES
 
@@ -32,6 +33,21 @@ CASES = [
   (
     "linear",
     dict(learning_rate=0.4, warmup_steps=10, total_steps=100),
+    lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.4 * max(0, (100 - s) / 90)),
+  ),
+  (
+    "linear",  # BERT's
+    dict(learning_rate=0.4, warmup_steps=10, total_steps=100, decay="from_start"),
+    lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.4 * max(0, 1 - s / 100)),
+  ),
+  (
+    "linear",  # ELECTRA's and GPT-1's
+    dict(learning_rate=0.4, warmup_steps=10, total_steps=100, decay="from_start_times_warmup"),
+    lambda s: 0.4 * min(1, s / 10) * max(0, 1 - s / 100),
+  ),
+  (
+    "linear",  # a warm-up of a share of the run
+    dict(learning_rate=0.4, warmup_steps=0.1, total_steps=100),
     lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.4 * max(0, (100 - s) / 90)),
   ),
   (
@@ -79,6 +95,21 @@ def test_without_warm_up_the_first_step_has_the_full_rate(name):
   schedule = SCHEDULES[name](learning_rate=0.4, warmup_steps=0, total_steps=100)
   np.testing.assert_allclose(float(schedule(0)), 0.4, rtol=1e-6)
   np.testing.assert_allclose(float(schedule(100)), 0.0, atol=1e-7)
+
+
+def test_a_warm_up_is_steps_or_a_share_of_the_run():
+  for name in ("linear", "cosine", "warmup_stable_decay"):
+    rates = [SCHEDULES[name](learning_rate=1.0, warmup_steps=steps, total_steps=40)(3) for steps in (4, 4.0, 0.1)]
+    np.testing.assert_allclose(rates, 0.75, rtol=1e-6)
+  for decay in ("from_start", "from_start_times_warmup"):
+    rate = SCHEDULES["linear"](learning_rate=0.4, warmup_steps=0, total_steps=100, decay=decay)
+    np.testing.assert_allclose([float(rate(0)), float(rate(50))], [0.4, 0.2], rtol=1e-6)
+  for steps in (1.5, -0.1):
+    with pytest.raises(
+      UserError, match="warmup_steps: found .*, expected a whole number of steps, or a share of the run"
+    ):
+      config = {"name": "linear", "learning_rate": 1.0, "warmup_steps": steps, "total_steps": 10}
+      slots.make("config.schedule", config, SCHEDULES)
 
 
 def test_a_decay_of_less_than_half_a_step_is_one_step():

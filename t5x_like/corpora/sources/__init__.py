@@ -11,6 +11,7 @@
     tsv:reviews.tsv                                 one record per line; fields by the header, or numbered from 0
     csv:swag/train.csv                              one record per row; fields by the header, cells may be quoted
     text:books/**/*.txt                             one record per file; field `text`
+    text_folders:train=aclImdb/train,test=…         texts in one folder per class; `text`, `label`
     lines:news.en.gz                                one record per line; field `text`
     parallel:corpus/{split}.{field}.gz              translation: line n of `train.en.gz` and of `train.de.gz`
     squad:train=train-v2.0.json.gz                  SQuAD's files; id, title, context, question, answers

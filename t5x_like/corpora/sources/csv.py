@@ -1,15 +1,19 @@
 """`csv:PATTERN`: comma-separated columns, one record per row; each file starts with a header that names the fields.
 
-Cells in double quotes may hold commas, line ends and doubled quotes (RFC 4180).
+Cells in double quotes may hold commas, line ends and doubled quotes (RFC 4180). A file whose header has semicolons or
+tabs and no comma is separated by these, as spreadsheets write it in many countries. If all fields in use are numbers,
+there is no header, and columns are numbered from 0.
 """
 
 import csv
+import itertools
 from collections.abc import Iterator
 
 from t5x_like.corpora.sources import Record, Skip, check_fields
 from t5x_like.corpora.sources._files import LONGEST, FileSource, lines
 from t5x_like.errors import UserError, one_line
 
+_SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab"}
 csv.field_size_limit(LONGEST)  # a cell may hold a long document
 
 
@@ -23,19 +27,36 @@ class Source(FileSource):
           raise UserError(f"{path}:{number}: found a {line.reason}, expected a table")
         yield line
 
-    rows = csv.reader(texts(), strict=True)
+    numbered = bool(self.fields) and all(field.isdecimal() for field in self.fields)
+    content = texts()
+    start = []
+    for line in content:
+      start.append(line)
+      if line.strip():
+        break
+    separator = _separator(start[-1] if start else "")
+    rows = csv.reader(itertools.chain(start, content), delimiter=separator, strict=True)
     names: list[str] = []
     try:
       for cells in rows:
         where = f"{path}:{rows.line_num}"
         if not cells:
           yield where, Skip("blank line")
-        elif not names:
-          names = cells
+          continue
+        if not names:
+          names = [str(number) for number in range(len(cells))] if numbered else cells
           check_fields(self.fields, names, where)
-        elif len(cells) != len(names):
-          raise UserError(f"{where}: found {len(cells)} comma-separated columns, expected {len(names)}")
-        else:
-          yield where, dict(zip(names, cells))
+          if not numbered:
+            continue
+        if len(cells) != len(names):
+          told = _SEPARATORS[separator]
+          raise UserError(f"{where}: found {len(cells)} {told}-separated columns, expected {len(names)}")
+        yield where, dict(zip(names, cells))
     except csv.Error as error:
       raise UserError(f"{path}:{rows.line_num}: found invalid CSV ({one_line(error)}), expected RFC 4180") from None
+
+
+def _separator(header: str) -> str:
+  """Return the character that separates the cells of a header: a comma, if there is one outside quotes."""
+  unquoted = "".join(header.split('"')[::2])
+  return next((mark for mark in _SEPARATORS if mark in unquoted), ",")

@@ -1,0 +1,335 @@
+"""The values of a recipe that follow from a table of labelled texts: its columns, labels, splits and number of steps.
+
+Open are a `text`, `label_field` or `labels` of "auto", and a `total_steps` of None. The table is read once, and all of
+its problems are reported in one message.
+"""
+
+import collections
+import dataclasses
+import math
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from t5x_like import slots
+from t5x_like.corpora import sources, tables
+from t5x_like.corpora.sources import Skip
+from t5x_like.data import open_values, tasks
+from t5x_like.data.supervised.labels import UNLABELLED
+from t5x_like.data.supervised.templates import Template, as_text
+from t5x_like.errors import UserError
+from t5x_like.files.checked_json import kind_of
+
+OPEN = "auto"
+TRAIN, VALIDATION = "train", "validation"
+_TASK = "classification"
+_KEYS = ("text", "label_field", "labels")
+_HELD_OUT = (10, 5, 3, 2)  # one record in so many, the first that gives a validation split of some size
+_LEAST_SHARE = 0.05  # of a validation split, in rows of train
+_SHOWN = 5  # labels or rows in a message
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+
+
+def is_open(config: ConfigDict) -> bool:
+  """Return whether a config leaves values open that its table gives."""
+  return config.total_steps is None or any(config.task.get(key) == OPEN for key in _KEYS)
+
+
+def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
+  """Return the config with the values that its table gives, and lines that say what was read from it.
+
+  Raises:
+    UserError: there is no table, or the problems of the table, all in one message.
+  """
+  table = _Table(config.task.to_dict())
+  scan = table.scan()
+  made = ConfigDict(config.to_dict())
+  with made.unlocked(), made.ignore_type():
+    made.task.update(table.arguments(scan))
+    if scan.labels is None:
+      _evaluate_numbers(made)
+  made = open_values.with_steps(made, max(1, math.ceil(made.epochs * scan.examples[TRAIN] / made.batch_size)))
+  return made, [*table.notes, *scan.notes(made)]
+
+
+def _evaluate_numbers(config: ConfigDict) -> None:
+  """Score a regression by its correlation instead of the scores of classes, in place."""
+  for values in config.evals.values():
+    if values.get("name") == _TASK and "scores" in values:
+      del values["scores"]
+  if config.selection:
+    group, _, _ = config.selection.metric.rpartition("/")
+    config.selection.metric = f"{group}/pearson"
+
+
+@dataclasses.dataclass
+class _Scan:
+  """The content of a table.
+
+  Attributes:
+    labels: the names of the classes in order; None for numbers.
+    examples: the number of rows with a text and a label, by split.
+    skipped: the number of other rows, by split and reason.
+  """
+
+  labels: list[str] | None
+  examples: collections.Counter
+  skipped: dict[str, collections.Counter]
+
+  def notes(self, config: ConfigDict) -> list[str]:
+    sizes = ", ".join(f"{self.examples[split]:,} of {split}" for split in (TRAIN, VALIDATION))
+    target = "numbers (a regression)" if self.labels is None else f"{len(self.labels)} labels: {_listed(self.labels)}"
+    lines = [f"  {sizes}; {target}; {config.total_steps:,} steps of {config.batch_size}"]
+    for split, reasons in self.skipped.items():
+      for reason, number in sorted(reasons.items()):
+        lines.append(f"  left out of {split}: {number:,} with {reason}")
+    return lines
+
+
+class _Table:
+  """The table of a task, whose columns are known.
+
+  Args:
+    task: the arguments of `config.task`.
+
+  Attributes:
+    notes: lines that say how it is read.
+  Raises:
+    UserError: there is no table, or its columns are unknown.
+  """
+
+  def __init__(self, task: Mapping[str, Any]):
+    self._task = slots.defaults(slots.find("config.task.name", _TASK, tasks, "task")) | dict(task)
+    self._task["label_field"] = str(self._task["label_field"])  # a number, where there is no header
+    given = self._task.get("source")
+    if given is None:
+      raise UserError(
+        "config.task.source: found None, expected your table of texts and labels, such as"
+        " --config.task.source=reviews.csv or --config.task.source=train=train.csv,validation=dev.csv"
+      )
+    self._source = tables.source_of(given)
+    self._data_dir = self._task.get("data_dir")
+    source = sources.open_source(self._source, fields=self._named_fields(), data_dir=self._data_dir)
+    sources.check_split(source, TRAIN)
+    self._find_columns(source)
+    self.notes: list[str] = []
+    if VALIDATION not in source.splits:
+      number = self._hold_out()
+      self.notes.append(
+        f"  found no split 'validation': one row in {number}, chosen by a hash of its content, is held out of train"
+      )
+    self._opened = self._open(self._source)
+    pair = f" and {self._task['pair']}" if self._task.get("pair") else ""
+    columns = f"text {self._task['text']}{pair}, label {self._label!r}"
+    self.notes.insert(0, f"data: {self._source}: {columns}")
+
+  def _named_fields(self) -> tuple[str, ...]:
+    """Return the columns that the task names, if it names all."""
+    if OPEN in (self._task["text"], self._task["label_field"]):
+      return ()
+    texts = [Template(self._task[key], key) for key in ("text", "pair") if self._task.get(key)]
+    return tuple(dict.fromkeys([*(field for text in texts for field in text.fields), self._task["label_field"]]))
+
+  def _find_columns(self, source) -> None:
+    """Fill in the columns of texts and labels, by their names where the task leaves them open."""
+    columns = _columns(source)
+    label = self._task["label_field"]
+    label = tables.guess_label(columns) if label == OPEN else label
+    problems = []
+    if label is None:
+      problems.append("no column for the label; name it with --config.task.label_field=COLUMN")
+    if self._task["text"] == OPEN:
+      texts = tables.guess_texts(columns, label)
+      if not texts:
+        problems.append("no column for the text; name it with --config.task.text='{COLUMN}'")
+      for key, column in zip(("text", "pair"), texts):
+        self._task[key] = "{" + column + "}"
+    if problems:
+      names = ", ".join(repr(slots.shown(name, "")) for name in columns[:12]) + ", …" * (len(columns) > 12)
+      advice = ""
+      if self._source.startswith(("csv:", "tsv:")):
+        advice = (
+          "; if that is a row and no header, number the columns from 0, --config.task.text='{0}'"
+          " --config.task.label_field=1"
+        )
+      raise UserError(f"{self._source}: found the columns {names}, {', and '.join(problems)}{advice}")
+    self._label = self._task["label_field"] = label
+    texts = [Template(self._task[key], key) for key in ("text", "pair") if self._task.get(key)]
+    self._texts = texts
+    self._fields = tuple(dict.fromkeys([*(field for text in texts for field in text.fields), label]))
+
+  def _open(self, source: str):
+    return sources.open_source(source, fields=self._fields, data_dir=self._data_dir)
+
+  def _hold_out(self) -> int:
+    """Take a validation split out of train; return N, one of so many rows.
+
+    Raises:
+      UserError: there are too few rows.
+    """
+    for number in _HELD_OUT:
+      source = f"held_out:{number}@{self._source}"
+      opened = self._open(source)
+      try:
+        train, validation = (sum(1 for _ in opened.records(split)) for split in (TRAIN, VALIDATION))
+      except UserError:  # reported by the scan
+        train = validation = 1
+      if train and validation >= _LEAST_SHARE * train:
+        self._source = source
+        return number
+    raise UserError(
+      f"{self._source}: found too few different rows to hold some out for validation, expected more; or name"
+      " another file, --config.task.source=train=FILE,validation=FILE"
+    )
+
+  def scan(self) -> _Scan:
+    """Read the labels of both splits; raise UserError with all problems."""
+    problems: list[str] = []
+    counts = {split: collections.Counter() for split in (TRAIN, VALIDATION)}
+    places = {split: {} for split in counts}  # the first row of each label
+    skipped = {split: collections.Counter() for split in counts}
+    for split in counts:
+      try:
+        for where, label in self._labels(split, skipped[split], problems):
+          counts[split][label] += 1
+          places[split].setdefault(label, where)
+      except UserError as error:
+        problems.append(str(error))
+    in_train = list(counts[TRAIN])
+    if self._source.startswith("held_out:"):
+      in_train += [label for label in counts[VALIDATION] if label not in counts[TRAIN]]
+    labels = self._task["labels"]
+    if labels == OPEN:
+      labels = None if _are_measures(in_train) else _sorted(in_train)
+      problems += _spelling_problems(labels, counts[TRAIN] + counts[VALIDATION]) if labels else []
+    elif labels is not None:
+      labels = [str(label) for label in labels]
+      problems += _unknown_problems(places[TRAIN], labels, "config.task.labels")
+    if not in_train:
+      problems.append("found no row of train with a text and a label")
+    elif len(in_train) == 1 and labels is not None:
+      problems.append(f"found one label, {in_train[0]!r}, in all rows of train, expected two or more")
+    if labels is None:
+      problems += _number_problems(places)
+    elif in_train:
+      problems += _unknown_problems(places[VALIDATION], [*labels, UNLABELLED], "the labels of train")
+    problems = list(dict.fromkeys(problems))  # one file may hold both splits
+    if problems:
+      numbered = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
+      many = f"{len(problems)} problems: " if len(problems) > 1 else ""
+      raise UserError(f"{self._source}: {many}{numbered if many else problems[0]}")
+    examples = collections.Counter({split: counter.total() for split, counter in counts.items()})
+    return _Scan(labels, examples, skipped)
+
+  def _labels(self, split: str, skipped: collections.Counter, problems: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield (where, label) of the rows with a text and a label; count others, and add unusable ones to `problems`."""
+    unusable: list[str] = []
+    for where, record in self._opened.records(split):
+      if isinstance(record, Skip):
+        skipped[f"a {record.reason}"] += 1
+        continue
+      try:
+        label = sources.value(record, self._label, where)
+        if isinstance(label, list | dict):
+          raise UserError(
+            f"{where}: found {kind_of(label)} in column {self._label!r}, expected one label for each text"
+          )
+        label = as_text(label, self._label, where)
+        texts = [template(record, where) for template in self._texts]
+      except UserError as error:
+        unusable.append(str(error))
+        continue
+      if not label:
+        skipped["an empty label"] += 1
+      elif None in texts and split == TRAIN:
+        skipped["an empty text"] += 1
+      else:
+        yield where, label
+    if unusable:
+      more = f" (and {_rows(len(unusable) - 1)} more of {split})" if len(unusable) > 1 else ""
+      problems.append(f"{unusable[0]}{more}")
+
+  def arguments(self, scan: _Scan) -> dict[str, Any]:
+    """Return the arguments of the task that are known now."""
+    found = {"source": self._source, "text": self._task["text"], "label_field": self._label, "labels": scan.labels}
+    return found | ({"pair": self._task["pair"]} if self._task.get("pair") else {})
+
+
+def _columns(source) -> list[str]:
+  """Return the columns of the first row of train."""
+  for _, record in source.records(TRAIN):
+    if not isinstance(record, Skip):
+      return list(record)
+  raise UserError(f"source {source.name}: found no row in train, expected texts and labels below a header")
+
+
+def _are_measures(labels: list[str]) -> bool:
+  """Return whether labels are numbers, not all of them whole: the values of a regression."""
+  values = [_number(label) for label in labels]
+  return bool(values) and None not in values and any(value != int(value) for value in values)
+
+
+def _number(label: str) -> float | None:
+  try:
+    value = float(label)
+  except ValueError:
+    return None
+  return value if math.isfinite(value) else None
+
+
+def _sorted(labels: list[str]) -> list[str]:
+  if all(_WHOLE.fullmatch(label) for label in labels):
+    return sorted(labels, key=lambda label: (int(label), label))
+  return sorted(labels)
+
+
+def _spelling_problems(labels: list[str], rows: collections.Counter) -> list[str]:
+  """Describe labels that differ in capitals, spaces, the form of accents or the spelling of a number only."""
+  spellings = collections.defaultdict(list)
+  for label in labels:
+    number = _number(label)
+    folded = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
+    spellings[folded if number is None else number].append(label)
+  problems = []
+  for alike in spellings.values():
+    if len(alike) > 1:
+      shown = " and ".join(f"{label!r} ({_rows(rows[label])})" for label in alike)
+      problems.append(f"found one label in {len(alike)} spellings, {shown}, expected one spelling")
+  if problems:
+    problems[-1] += ", or all labels as they are in --config.task.labels='[…]'"
+  return problems
+
+
+def _unknown_problems(places: Mapping[str, str], labels: list[str], known_as: str) -> list[str]:
+  """Describe the labels, each with its first row, that are not among the known ones."""
+  known = set(labels)
+  unknown = {label: where for label, where in places.items() if label not in known}
+  names = _listed([label for label in labels if label != UNLABELLED])
+  shown = [
+    f"{where}: found the label {label!r}, expected one of {known_as}, {names}" for label, where in unknown.items()
+  ]
+  more = [f"{len(shown) - _SHOWN:,} more such labels"] if len(shown) > _SHOWN else []
+  return shown[:_SHOWN] + more
+
+
+def _number_problems(places: Mapping[str, Mapping[str, str]]) -> list[str]:
+  problems = []
+  for labels in places.values():
+    wrong = [
+      f"{where}: found the label {label!r}, expected a number"
+      for label, where in labels.items()
+      if _number(label) is None
+    ]
+    problems += wrong[:_SHOWN]
+  return problems
+
+
+def _rows(number: int) -> str:
+  return "1 row" if number == 1 else f"{number:,} rows"
+
+
+def _listed(names: list[str]) -> str:
+  return ", ".join(slots.shown(name, "") for name in names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)

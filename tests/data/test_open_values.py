@@ -1,0 +1,205 @@
+"""The values that a recipe takes from a table of texts and labels, and what is said of tables that cannot be used."""
+
+import json
+
+import pytest
+
+from t5x_like import recipes
+from t5x_like.data import open_values
+from t5x_like.errors import UserError
+from t5x_like.training.resolve import resolve
+
+RECIPE = "configs/finetune/encoder.py:own"
+ROWS = [(f"text {number}", "ab"[number % 2]) for number in range(60)]
+
+
+def table(rows, header=("text", "label"), separator=",", end="\n") -> str:
+  lines = [header, *rows] if header else rows
+  return "".join(separator.join(map(str, line)) + end for line in lines)
+
+
+def json_lines(labels, key="label") -> str:
+  return "".join(json.dumps({"text": f"text {number}", key: label}) + "\n" for number, label in enumerate(labels))
+
+
+@pytest.fixture
+def read(tmp_path):
+  """Returns (config, notes) of a table with this name and content."""
+
+  def call(name: str, content: str | bytes, *changes: str):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    config = recipes.load(RECIPE, [f"task.source={path}", *changes])
+    return open_values.complete(config)
+
+  return call
+
+
+@pytest.fixture
+def refused(read):
+  def call(name: str, content: str | bytes, *changes: str) -> str:
+    with pytest.raises(UserError) as error:
+      read(name, content, *changes)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+  return call
+
+
+@pytest.mark.parametrize(
+  "name, content",
+  [
+    ("plain.csv", table(ROWS)),
+    ("mark.csv", b"\xef\xbb\xbf" + table(ROWS).encode()),
+    ("windows.csv", table(ROWS, end="\r\n")),
+    ("semicolons.csv", table(ROWS, separator=";")),
+    ("blank_lines.csv", "\n\n" + table(ROWS)),
+    ("tabs.csv", table(ROWS, separator="\t")),
+    ("tabs.tsv", table(ROWS, separator="\t")),
+    ("quoted.csv", table([(f'"a ""quoted"", text;\nof two lines {text}"', label) for text, label in ROWS])),
+    ("names.csv", table(ROWS, header=("Review", "Sentiment"))),
+    ("more_columns.csv", table([(n, *row, "x") for n, row in enumerate(ROWS)], header=("id", "text", "label", "note"))),
+    ("one_known.csv", table(ROWS, header=("blurb", "label"))),
+    ("lines.jsonl", json_lines([label for _, label in ROWS], "class")),
+    ("lines.json", json_lines([label for _, label in ROWS])),
+    ("array.json", json.dumps([{"sentence": text, "category": label} for text, label in ROWS])),
+  ],
+)
+def test_usual_tables_need_nothing_but_their_path(name, content, read):
+  config, notes = read(name, content)
+  assert list(config.task.labels) == ["a", "b"] and config.task.source.startswith("held_out:")
+  examples = int(notes[2].split()[0])
+  assert config.total_steps == -(-3 * examples // 32) and config.eval_every == config.checkpoint.every == 1
+  assert "no split 'validation'" in notes[1] and "held out of train" in notes[1]
+
+
+def test_the_same_rows_are_held_out_each_time_and_few_rows_lose_more(read):
+  first = read("plain.csv", table(ROWS))
+  assert read("plain.csv", table(ROWS))[0].to_dict() == first[0].to_dict()
+  config, notes = read("few.csv", table(ROWS[:5]))
+  assert config.total_steps == 1 and "0 of" not in notes[2]
+
+
+@pytest.mark.parametrize(
+  "labels, expected",
+  [
+    ([0, 1, 10, 2] * 9, ["0", "1", "2", "10"]),
+    ([True, False] * 9, ["False", "True"]),
+    ([1.0, 0.0] * 9, ["0.0", "1.0"]),
+    ([0.5, 1.5, 2] * 9, None),
+    (["very good", "so so"] * 9, ["so so", "very good"]),
+    (["плохо", "好"] * 9, ["плохо", "好"]),
+    (["b", None, "a", ""] * 9, ["a", "b"]),
+    ([-1, 0, 1] * 9, ["-1", "0", "1"]),
+    ([f"class {number}" for number in range(1000)] * 2, sorted(f"class {number}" for number in range(1000))),
+  ],
+)
+def test_labels_are_those_of_the_table_in_order(labels, expected, read):
+  config, notes = read("lines.jsonl", json_lines(labels))
+  if expected is None:
+    assert config.task.labels is None and config.selection.metric == "eval/validation/pearson"
+    assert "scores" not in config.evals.validation and "a regression" in notes[2]
+  else:
+    assert list(config.task.labels) == expected
+  assert any("an empty label" in note for note in notes) == (None in labels)
+
+
+def test_pairs_and_columns_without_names(read):
+  pairs = table([(text, f"{text} too", label) for text, label in ROWS], header=("premise", "hypothesis", "label"))
+  config, _ = read("pairs.csv", pairs)
+  assert (config.task.text, config.task.pair) == ("{premise}", "{hypothesis}")
+  for name, separator in (("bare.csv", ","), ("bare.tsv", "\t")):
+    named = ("task.text={0}", "task.label_field=1")
+    config, _ = read(name, table(ROWS, header=None, separator=separator), *named)
+    assert list(config.task.labels) == ["a", "b"] and config.task.label_field == "1"
+
+
+def test_directories(read, tmp_path):
+  config, notes = read("two/train.csv", table(ROWS))
+  (tmp_path / "two" / "dev.csv").write_text(table(ROWS[:4]))
+  files = tmp_path / "two"
+  config, notes = open_values.complete(recipes.load(RECIPE, [f"task.source={files}"]))
+  assert config.task.source == f"csv:train={files}/train.csv,validation={files}/dev.csv"
+  assert "60 of train, 4 of validation" in notes[1]
+  for name in ("cat", "dog"):
+    (tmp_path / "texts" / name).mkdir(parents=True)
+    for number in range(9):
+      (tmp_path / "texts" / name / f"{number}.txt").write_text(f"{name} {number}")
+  config, _ = open_values.complete(recipes.load(RECIPE, [f"task.source={tmp_path / 'texts'}"]))
+  assert list(config.task.labels) == ["cat", "dog"] and "text_folders:" in config.task.source
+
+
+def test_all_problems_come_at_once(refused, tmp_path):
+  (tmp_path / "dev.csv").write_text(table([("x", "c"), ("y", "a"), ("z", "B")]))
+  train = tmp_path / "train.csv"
+  message = refused(
+    "train.csv", table([*ROWS, ("x", "a ")]) + "1,2,3\n", f"task.source=train={train},validation={tmp_path}/dev.csv"
+  )
+  assert "4 problems" in message
+  for part in (
+    "train.csv:63: found 3 comma-separated columns, expected 2",
+    "one label in 2 spellings, 'a' (31 rows) and 'a ' (1 row)",
+    "dev.csv:2: found the label 'c', expected one of the labels of train, a, a , b",
+    "dev.csv:4: found the label 'B'",
+  ):
+    assert part in message
+
+
+@pytest.mark.parametrize(
+  "name, content, words",
+  [
+    (
+      "bare.csv",
+      table(ROWS, header=None),
+      "columns 'text 0', 'a', no column for the label; name it with --config.task.",
+    ),
+    (
+      "names.csv",
+      table([(1, 2, 3)], header=("p", "q", "r")),
+      "no column for the text; name it with --config.task.text=",
+    ),
+    (
+      "one.csv",
+      table([(text, "a") for text, _ in ROWS]),
+      "found one label, 'a', in all rows of train, expected two or more",
+    ),
+    (
+      "numbers.csv",
+      table([(f"t{n}", ("1", "1.0", "2")[n % 3]) for n in range(30)]),
+      "spellings, '1' (10 rows) and '1.0'",
+    ),
+    ("lists.jsonl", json_lines([["a", "b"]] * 20, "labels"), "in column 'labels', expected one label for each text"),
+    (
+      "latin.csv",
+      b"text,label\n" + "caf\xe9,a\n".encode("latin-1") * 9,
+      "latin.csv:2: found byte 0xe9 that is not UTF-8",
+    ),
+    ("header.csv", "text,label\n", "found no row in train"),
+    ("sheet.xlsx", b"PK", "not 'sheet.xlsx'; or write the form before it"),
+    ("single.csv", table(ROWS[:1]), "too few different rows to hold some out"),
+  ],
+)
+def test_tables_that_cannot_be_used(name, content, words, refused):
+  assert words in refused(name, content)
+
+
+def test_no_table_and_no_file(tmp_path):
+  for changes, words in (
+    ([], "config.task.source: found None, expected your table"),
+    (["task.source=gone"], "nothing at 'gone'"),
+  ):
+    with pytest.raises(UserError, match=words):
+      open_values.complete(recipes.load(RECIPE, changes))
+
+
+def test_given_values_stay_and_a_plan_needs_no_table(read):
+  config, _ = read("plain.csv", table(ROWS), 'task.labels=["b","a","c"]', "total_steps=50", "checkpoint.every=7")
+  assert list(config.task.labels) == ["b", "a", "c"]
+  assert (config.total_steps, config.eval_every, config.checkpoint.every) == (50, 5, 7)
+  config, notes = read("plain.csv", table(ROWS), "epochs=32")
+  assert config.total_steps == int(notes[2].split()[0])
+  with pytest.raises(UserError, match="config.epochs: found 2, .* not for 'span_corruption'; set --config.total_steps"):
+    open_values.complete(recipes.load("configs/t5/base.py", ["epochs=2"]))
+  plan = resolve(recipes.load(RECIPE))
+  assert (plan.total_steps, plan.eval_every, plan.checkpoint.every) == (1000, 100, 100)
