@@ -74,12 +74,14 @@ class State:
     texts: the strings in flags and recipes.
     everything: whether the command has `--trust`.
     origins: the files of the strings that were read.
+    signed: the files that this user signed.
   """
 
   names: set[str] = dataclasses.field(default_factory=set)
   texts: set[str] = dataclasses.field(default_factory=set)
   everything: bool = False
   origins: dict[str, Origin] = dataclasses.field(default_factory=dict)
+  signed: set[str] = dataclasses.field(default_factory=set)
 
 
 _state = State()
@@ -138,7 +140,26 @@ def was_read(path: str, content: Any, directory: str = "", signed: bool = False)
   for text in _texts(content):
     _state.origins.setdefault(text, origin)
   if signed:
+    _state.signed.add(path)
     admit_locations(content)
+
+
+def links(directory: str, file: str) -> None:
+  """Check the links in a local directory, unless this user signed its file or the command has `--trust`.
+
+  Raises:
+    UserError: one leads out of the directory, where a command would then read or write.
+  """
+  if file in _state.signed or _state.everything or "://" in directory:
+    return
+  with os.scandir(directory) as entries:
+    paths = [entry.path for entry in entries if entry.is_symlink()]
+  for path in paths:
+    if not is_inside(path, directory):
+      raise UserError(
+        f"{path}: found a link to {_shown(os.path.realpath(path))}, expected what it names in {directory} itself; move"
+        f" it there, or add {FLAG}"
+      )
 
 
 def function(where: str, name: str) -> Callable:

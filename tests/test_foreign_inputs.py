@@ -156,6 +156,18 @@ def test_evaluate_reaches_nothing_that_a_saved_config_names(case, trained, tmp_p
   assert before.keys() == {path: 0 for path in workdir.rglob("*")}.keys(), "files were written"
 
 
+@pytest.mark.runs
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize("name", ["evaluations", "data", "vocabulary"])
+def test_a_link_in_a_foreign_workdir_leads_nowhere(name, trained, tmp_path, sentinels, check):
+  workdir = foreign(trained, tmp_path, {})
+  if (workdir / name).exists():
+    shutil.rmtree(workdir / name)
+  (workdir / name).symlink_to(sentinels.folder)
+  line = check(lambda inside: evaluate.main([f"--workdir={workdir}"]))
+  assert f"{workdir}/{name}: found a link to " in line
+
+
 def asked(workdir: pathlib.Path) -> None:
   library.load(str(workdir)).score(["a line"], ["a"])
 

@@ -123,6 +123,7 @@ def _look(workdir: str, flag: str) -> tuple[dict[str, Any] | None, Any]:
   if saved is not None and not {"model_type", "architecture"} & saved.keys():
     for key in _PUBLISHED:
       saved.pop(key, None)
+    trust.links(str(workdir), f"{workdir}/{workdirs.FILE}")
     return saved, None
   published = slots.module("published", "t5x_like.interop").find(str(workdir), flag)
   return published and published.identity, published
