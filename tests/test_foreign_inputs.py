@@ -36,7 +36,7 @@ def sentinels(tmp_path) -> Sentinels:
 
 
 @pytest.fixture
-def check(tmp_path, sentinels, monkeypatch):
+def check(tmp_path, sentinels, monkeypatch, compiled):
   """A function that runs a command and checks what it may not do.
 
   It takes the command, of the only directory where it may write, and `ends`, how it may end; it returns the line of a
@@ -44,7 +44,7 @@ def check(tmp_path, sentinels, monkeypatch):
   """
   (tmp_path / "here").mkdir()
   monkeypatch.chdir(tmp_path / "here")
-  ground = Ground(tmp_path / "ground", seconds=60)
+  ground = Ground(tmp_path / "ground", seconds=60, kept=compiled)
 
   def run(command, *ends: str) -> str:
     with sentinels.watching() as events:
