@@ -102,8 +102,10 @@ def _lines(folder, split: str, ending: str, lines) -> None:
 def _images(folder, split: str, rows) -> None:
   """Images by class, the same with captions, and the same with a box in the middle of what is "a"."""
   captions, names = [], []
+  shade = list(SPLITS).index(split)  # so that no image is a copy of another split's
+  colours = {"dark": (60, 20, 20 + shade), "bright": (200, 220, 240 + shade)}
   for n, (looks, label) in enumerate(rows):
-    image, name = Image.new("RGB", (16, 16), {"dark": (60, 20, 20), "bright": (200, 220, 240)}[looks]), f"{split}{n}"
+    image, name = Image.new("RGB", (16, 16), colours[looks]), f"{split}{n}"
     for place in (f"{split}/{label}", f"voc_{split}/JPEGImages"):
       (folder / place).mkdir(parents=True, exist_ok=True)
       image.save(folder / place / f"{name}.png")
