@@ -163,6 +163,19 @@ MODELS = {
     "Qwen3MoeConfig",
     LLAMA | dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12, norm_topk_prob=True),
   ),
+  "qwen3-moe-step": (
+    "Qwen3MoeForCausalLM",
+    "Qwen3MoeConfig",
+    LLAMA
+    | dict(
+      num_hidden_layers=4,
+      decoder_sparse_step=2,
+      num_experts=4,
+      num_experts_per_tok=2,
+      moe_intermediate_size=12,
+      head_dim=6,
+    ),
+  ),
   "qwen3-moe-gates": (
     "Qwen3MoeForCausalLM",
     "Qwen3MoeConfig",
