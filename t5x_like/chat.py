@@ -1,8 +1,9 @@
 """Talks with a model: python -m t5x_like.chat --workdir=runs/gpt
 
-The workdir is a run's, a Hugging Face directory or a name of the Hub. A decoder trained on conversations answers,
-another decoder continues your text, an encoder-decoder answers or fills <extra_id_0>, and an encoder fills its masks.
-Answers appear token by token. In the terminal, ^C stops an answer, and
+The workdir is a run's, a Hugging Face directory or a name of the Hub. A decoder trained on conversations or published
+with a chat template answers, another decoder continues your text, an encoder-decoder answers or fills <extra_id_0>, and
+an encoder fills its masks. The first line says which, and by which template. Answers appear token by token. In the
+terminal, ^C stops an answer, and
 
   /reset           forgets the conversation
   /temperature X   draws from logits divided by X; 0 takes the likeliest token
@@ -22,6 +23,7 @@ from t5x_like.inference import flags
 
 PORT = 8000
 _MOST_TOKENS = 2**20
+_TEMPLATE = "the chat template, or none (default: the training's or, of a published model, its own, published)"
 _SHARED = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "stop", "banned_words")
 
 
@@ -49,7 +51,7 @@ def main(argv: list[str]) -> None:
     ("--max_new_tokens", {"type": _tokens, "metavar": "N", "help": "the most tokens of an answer"}),
     ("--context", {"type": _tokens, "metavar": "N", "help": "the most tokens of a conversation (default: 512)"}),
     ("--seed", {"type": int, "metavar": "N", "default": 0, "help": "seed of the draws (default: 0)"}),
-    ("--template", {"metavar": "NAME", "help": "the chat template (default: the training's)"}),
+    ("--template", {"metavar": "NAME", "help": _TEMPLATE}),
     ("--system", {"metavar": "TEXT", "help": "an instruction before the conversation"}),
     ("--web", {"type": _port, "nargs": "?", "const": PORT, "metavar": "PORT", "help": "serve a page on localhost"}),
     config_required=False,

@@ -19,7 +19,8 @@ is required. --steps=1000,2000 repeats the suite from each of these checkpoints 
 step. A flag that has no meaning with, or without, --suite is refused.
 
 --questions='lm_eval/*.jsonl.gz' asks the first run that holds a decoder or an encoder-decoder questions without
-training, after --shots examples each, with or without a suite (see python -m tools.few_shot). --max_examples=200
+training, after --shots examples each, with or without a suite (see python -m tools.few_shot), a decoder by a chat
+template with --template=NAME, or --template=published for a model's own. --max_examples=200
 evaluates on the first 200 examples of each split, and of each file of questions.
 
 The workdir may also be a Hugging Face directory or a name of the Hub. Without --suite and --questions it then needs
@@ -44,7 +45,7 @@ _QUESTIONS, _AT_ONCE = "questions", 32
 # Flags that have no meaning without --suite.
 _OF_SUITES = (
   "tasks seeds rates epochs evaluations output data data_dir no_submission from_scratch compare questions shots"
-  " max_examples steps"
+  " max_examples steps template"
 ).split()
 _NOT_BY_STEP = ("step", "from_scratch", "compare", "questions")
 _output = functools.partial(directory, flag="--output")
@@ -89,6 +90,7 @@ def main(argv: list[str]) -> None:
     ("--compare", {"metavar": "DIR", "help": "another table of the suite, to print the differences from"}),
     ("--questions", {"metavar": "FILE,FILE", "help": "asked without training, beside the suite; patterns in quotes"}),
     ("--shots", {"type": int, "metavar": "K", "help": "examples before each question (default: 0)"}),
+    ("--template", {"metavar": "NAME", "help": "of --questions, a chat template; published is a model's own"}),
     ("--max_examples", {"type": int, "metavar": "N", "help": "of each split and file, the first (default: all)"}),
     config_required=False,
   )
@@ -137,7 +139,7 @@ def main(argv: list[str]) -> None:
 def _check_flags(args) -> None:
   """Raise UserError for a flag that the command would ignore."""
   given = {name for name, value in vars(args).items() if value is not None and value is not False}
-  asked = {"questions", "shots", "max_examples", "output"} if args.questions else set()
+  asked = {"questions", "shots", "max_examples", "output", "template"} if args.questions else set()
   if args.suite is None and (useless := [name for name in _OF_SUITES if name in given - asked]):
     more = "; or add --questions=FILE" if "shots" in useless or "max_examples" in useless else ""
     raise UserError(f"{_flags(useless)}: only for a suite; leave out, or add --suite=NAME{more}")
@@ -147,8 +149,9 @@ def _check_flags(args) -> None:
     raise UserError("--step: --from_scratch takes no checkpoint; leave out either")
   if "steps" in given and (other := [name for name in _NOT_BY_STEP if name in given]):
     raise UserError(f"{_flags(other)}: not with --steps, which makes a table of its own; leave out either")
-  if "shots" in given and not args.questions:
-    raise UserError("--shots: only for --questions; leave it out, or give the files of questions")
+  for name in ("shots", "template"):
+    if name in given and not args.questions:
+      raise UserError(f"--{name}: only for --questions; leave it out, or give the files of questions")
 
 
 def _flags(names: list[str]) -> str:
@@ -223,6 +226,7 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
 
   Questions with answers in `<output>/<file>.json` of the same checkpoint, asked in the same way, are not asked again.
   """
+  from t5x_like import rows
   from t5x_like.benchmarks import facts, suite
   from t5x_like.inference import questions
   from t5x_like.library import model as library
@@ -236,7 +240,7 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
   if able is None:
     raise UserError(f"--questions: --workdir={args.workdir} holds encoders; add a decoder or an encoder-decoder")
   files = {name: questions.read(path) for name, path in questions.files(args.questions.split(",")).items()}
-  options = questions.Options(shots=args.shots or 0, limit=args.max_examples)
+  options = questions.Options(shots=args.shots or 0, limit=args.max_examples, template=args.template)
 
   def saved(name: str) -> dict | None:
     try:
@@ -248,14 +252,18 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
     asker, found, missing = None, {}, {}
     step = facts.newest(able) if args.step is None else [args.step]
     for name, file in files.items():
-      rows = hashlib.sha256(json.dumps(file.rows).encode()).hexdigest()
-      asked = {"workdir": able, "step": step, "file": file.path, "rows": rows, **dataclasses.asdict(options)}
+      digest = hashlib.sha256(json.dumps(file.rows).encode()).hexdigest()
+      asked = {"workdir": able, "step": step, "file": file.path, "rows": digest, **dataclasses.asdict(options)}
       done = distributed.from_first(lambda name=name: saved(name))
       if done is None or done["asked"] != asked:
         process.say(f"=== {_QUESTIONS}/{name}")
-        asker = asker or questions.Asker(library.load(able, step=args.step, batch_size=_AT_ONCE), options)
+        if asker is None:
+          model = library.load(able, step=args.step, batch_size=_AT_ONCE)
+          process.say(questions.describe_template(model, args.template))
+          asker = questions.Asker(model, options)
         try:
-          done = {"asked": asked, "metrics": asker(file)}
+          with rows.reporting(questions.Progress(f"{_QUESTIONS}/{name}")):
+            done = {"asked": asked, "metrics": asker(file)}
           if unfinished := int(done["metrics"].get("unfinished", 0)):
             process.say(f"{_QUESTIONS}/{name}: {unfinished} answers reached the limit of their length before their end")
         except UserError as error:
@@ -264,9 +272,12 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
           continue
         if process.first():
           workdir.write(output, f"{name}.json", done)
+      process.say(f"{_QUESTIONS}/{name}: {questions.line(done['metrics'])}")
       metrics = {f"{options.shots}-shot/{metric}": value for metric, value in done["metrics"].items()}
       counted = f"{options.shots}-shot/{questions.SCORES.get(file.kind, 'accuracy')}"
       score = {"score": metrics[counted], "best": metrics[counted], "spread": 0.0, "rate": None}
+      around = {f"{options.shots}-shot/{metric}": x for metric, x in questions.intervals(done["metrics"]).items()}
+      score["intervals"] = around
       found[name] = score | {"counted": [counted], "metrics": metrics, "runs": []}
     return found, missing
 

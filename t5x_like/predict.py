@@ -10,6 +10,8 @@ architecture:
   decoder          the continuation, without the prompt; a prefix LM attends to the prompt in both directions
     def add(a, b):                          ->  {"prediction": " return a + b"}
                    trained on conversations or preferences, its answer to the text as a user's message
+                   a line may also hold a conversation, which the model answers by its chat template
+    {"messages": [{"role": "user", "content": "…"}]}  ->  {"prediction": "…"}
   retriever and    the answer to a question, its probability and the passages that it may come from
   reader
   encoder          the likeliest pieces for each mask, with their probabilities
@@ -57,6 +59,11 @@ from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
 from t5x_like.inference import flags
 
+_TEMPLATE = (
+  "the chat template of texts and conversations (default: the training's or, of a published model's conversations, its"
+  " own, published); none continues texts"
+)
+
 
 @door
 def main(argv: list[str]) -> None:
@@ -69,6 +76,7 @@ def main(argv: list[str]) -> None:
     ),
     ("--output", {"required": True, "metavar": "FILE", "help": "the JSONL file, device or pipe to write; - is stdout"}),
     ("--text_field", {"metavar": "KEY", "help": "key of the text in JSONL input (default for .jsonl: text)"}),
+    ("--template", {"metavar": "NAME", "help": _TEMPLATE}),
     ("--texts", {"metavar": "FILE", "help": "a text a line, for a model of images and texts to choose from"}),
     (
       "--embed",
@@ -110,13 +118,14 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   choices = [text for text in texts.read(args.texts, flag="--texts") if text is not None] if of_both else None
   inputs = model.read(args.input, args.text_field)
   asked = [text for text in inputs if text is not None]
+  template = _template(model, asked, args)
   options = {name: getattr(args, name) for name, *_ in flags.GENERATION if getattr(args, name) is not None}
   if args.embed:
     if options:
       raise UserError(f"--{next(iter(options))}: --embed generates nothing; leave out either")
     answers = model.embed(asked, args.embed)
   else:
-    answers = model.predict(asked, choices, origin=f"--input={args.input}", **options)
+    answers = model.predict(asked, choices, origin=f"--input={args.input}", template=template, **options)
   of = "files" if of_images else "lines"
   process.say(f"{args.workdir}: step {model.step}; {len(inputs)} {of}")
   own = [f"{name}={value}" for name, value in model.settings.items() if name not in options]
@@ -126,6 +135,32 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   if skipped := images.told(answers, of):
     process.say(f"{skipped}; `error` in the output says which")
   return answers
+
+
+def _template(model, inputs: list[Any], args) -> str | dict[str, Any] | None:
+  """Return the chat template of the inputs, which is said; raise UserError if it does not fit the model or them."""
+  from t5x_like.data.supervised import published_template
+  from t5x_like.runtime import process
+
+  flag = f"--template={args.template}"
+  decoder = "decoder_target_tokens" in model.features and "encoder_input_tokens" not in model.features
+  if args.template is not None and (not decoder or args.embed):
+    raise UserError(f"{flag}: only a decoder answers by a chat template; leave it out")
+  conversations = any(isinstance(text, list) for text in inputs) and "image" not in model.features
+  if conversations and not decoder:
+    raise UserError(f"--input={args.input}: found a conversation, which only a decoder answers; give texts")
+  template = args.template or model.template
+  if conversations:
+    template = model.chat_template(args.template)
+    if template is None:
+      raise UserError(
+        f"--input={args.input}: found a conversation, but the model has no chat template; name one by --template"
+      )
+  if template not in (None, "none"):
+    process.say(f"answers by {published_template.describe(template, model.vocabulary)}")
+  elif args.template is None and decoder and model.chat_template() is not None:
+    process.say("continues texts; the model has a chat template: --template=published answers by it")
+  return template
 
 
 if __name__ == "__main__":

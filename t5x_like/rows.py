@@ -6,6 +6,7 @@ length. A row's padding depends only on its own length, so its result does not d
 
 import collections
 import contextlib
+import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,6 +18,18 @@ from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules, fetch, from_local_rows, local_rows
 
 SHORTEST = 32
+
+_report: contextvars.ContextVar[Callable[[int, int], None] | None] = contextvars.ContextVar("report", default=None)
+
+
+@contextlib.contextmanager
+def reporting(report: Callable[[int, int], None]) -> Iterator[None]:
+  """Call `report(rows done, rows in all)` after every batch within the block."""
+  token = _report.set(report)
+  try:
+    yield
+  finally:
+    _report.reset(token)
 
 
 def padded_length(length: int, longest: int | None) -> int:
@@ -163,4 +176,6 @@ def in_batches(
       outputs = run({name: place(x, B) for name, x in features(chosen, length).items()})
       outputs = [fetch(x) for x in outputs]
       results |= {n: tuple(x[row] for x in outputs) for row, n in enumerate(chosen)}
+      if (report := _report.get()) is not None:
+        report(len(results), len(lengths))
   return [results[number] for number in range(len(lengths))]

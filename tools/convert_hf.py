@@ -115,9 +115,14 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
 def _vocabulary(config, directory: str, sentinels: str | None):
   """Return the vocabulary of the directory or, if it has none, of the recipe's data."""
   from t5x_like import vocabularies
+  from t5x_like.runtime import process
   from t5x_like.training import importing
+  from t5x_like.vocabularies.kinds import published
 
-  if vocabularies.has_tokenizer(place(directory)):
+  name = published.python_class(place(directory))
+  if name is not None:
+    process.say(f"{directory}: its {name} is not read; the vocabulary is that of the recipe's data")
+  elif vocabularies.has_tokenizer(place(directory)):
     return vocabularies.load(directory, sentinels)
   if sentinels is not None:
     raise UserError(f"--sentinels={sentinels}: {directory} has no tokenizer to take them from; leave the flag out")
@@ -125,7 +130,7 @@ def _vocabulary(config, directory: str, sentinels: str | None):
     return importing.vocabulary_of(config)
   except UserError as error:
     raise UserError(
-      f"{directory}: found no tokenizer; copy its files there, or prepare the recipe's data: {error}"
+      f"{directory}: found no tokenizer that can be read; copy its files there, or prepare the recipe's data: {error}"
     ) from error
 
 

@@ -22,6 +22,7 @@ that ask the same are left out, and a file with fewer rows than --shots needs is
 model reads lose their beginning, and are counted as `truncated`. Answers that reach --max_new_tokens before their end
 are counted as `unfinished`. A file with an answer that is longer than what the model reads is left out, and the exit
 code is then 2. --input may be a pattern in quotes.
+Shares have their 95 % intervals (Wilson 1927). --template=published asks a decoder by its own chat template.
 python -m t5x_like.evaluate --suite=… --questions=FILE puts the scores into a suite's table.
 """
 
@@ -29,7 +30,7 @@ import dataclasses
 import json
 import sys
 
-from t5x_like import command_line
+from t5x_like import command_line, rows
 from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
 from t5x_like.files.places import directory
@@ -52,6 +53,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument(
     "--max_new_tokens", type=int, metavar="N", help="of generated answers (default: 64, or 256 of worked answers)"
   )
+  parser.add_argument("--template", metavar="NAME", help=questions.TEMPLATE)
   parser.add_argument("--output", metavar="FILE", help="the results as JSON")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   positive = (args.batch_size, args.limit, args.stride, args.max_new_tokens)
@@ -65,16 +67,18 @@ def main(argv: list[str] | None = None) -> None:
   examples = questions.read(args.examples) if args.examples else None
   options = {field.name: getattr(args, field.name) for field in dataclasses.fields(questions.Options)}
   opened = library.opened(args.workdir, None, (), None, args.batch_size)
+  print(questions.describe_template(opened, args.template), flush=True)
   asker = questions.Asker(opened, questions.Options(**options), examples)
   results, refused = {}, []
   for name, file in files.items():
     try:
-      results[name] = found = asker(file)
+      with rows.reporting(questions.Progress(file.path)):
+        results[name] = found = asker(file)
     except UserError as error:
       refused.append(str(error))
       print(f"{file.path}: left out: {error}", flush=True)
       continue
-    print(f"{file.path}: " + ", ".join(f"{name} {value:,.4g}" for name, value in found.items()), flush=True)
+    print(f"{file.path}: {questions.line(found)}", flush=True)
   if output:
     output.write([json.dumps(results, indent=1) + "\n"])
   if refused:

@@ -106,7 +106,7 @@ def _published(found: dict[str, Any]) -> bool:
 def cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
   """Return the columns of a task, but for its name."""
   facts = result.get("facts", {})
-  details = ", ".join(f"{name} {_shown(result['metrics'].get(name))}" for name in result["counted"])
+  details = ", ".join(_detail(result, name) for name in result["counted"])
   seeds = [result["best"], result["spread"]] if found["seeds"] > 1 else []
   numbers = [result["score"], facts.get("last"), *seeds, facts.get("majority")]
   steps = f"{facts['steps']} of {facts['batch_size']}" if facts else _DASH
@@ -115,6 +115,13 @@ def cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
   published = [scores or _DASH] if _published(found) else []
   rows = [facts.get("length") or _DASH, _shown(facts.get("truncated"))]
   return [*map(_shown, numbers), *published, rate_of(result), steps, *rows, *counts, details]
+
+
+def _detail(result: dict[str, Any], name: str) -> str:
+  """Format a metric that the score counts, with its 95 % interval where the result has one."""
+  around = result.get("intervals", {}).get(name)
+  shown = f"{name} {_shown(result['metrics'].get(name))}"
+  return shown if around is None else f"{shown} ({around['low']:.1f} to {around['high']:.1f})"
 
 
 def rate_of(result: dict[str, Any]) -> str:

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.data.supervised.chat import Chat, Message
+from t5x_like.data.supervised.chat import Message
+from t5x_like.data.supervised.published_template import chat_of, describe
 from t5x_like.decoding.penalties import BannedWords
 from t5x_like.decoding.sampling import ForcedBos, ForcedEos, MinLength, Transform
 from t5x_like.decoding.unrolled import for_decoding
@@ -255,22 +256,35 @@ class Continuation(Generation):
 class Answer(Continuation):
   """Generation with a decoder trained on conversations: answer the text as a user's message, until the turn ends.
 
+  Instead of a text, an input may be a list of messages, each with `role` and `content`.
+
   Args:
-    template: see `chat.template_of`.
+    template: see `published_template.chat_of`.
+
+  Attributes:
+    described: the template's name for people.
     others: see `Generation`.
   """
 
   def __init__(self, model, vocabulary, features, strategy: Strategy, new_tokens: int | None, template):
     super().__init__(model, vocabulary, features, strategy, new_tokens)
-    self._chat = Chat(template, vocabulary)
+    self.described = describe(template, vocabulary)
+    self._chat = chat_of(template, vocabulary)
+    self._start = vocabularies.start_id(vocabulary)
     self.ends = tuple(sorted({vocabulary.eos_id, self._chat.end}))
 
-  def prompt(self, text: str) -> list[int]:
-    return self._chat.prompt([Message("user", text)])
+  def prompt(self, text: str | Sequence[dict[str, str]]) -> list[int]:
+    if isinstance(text, str):
+      return self._chat.opened([Message("user", text)])
+    return self._chat.opened([Message(message["role"], message["content"]) for message in text])
+
+  def begun(self, ids: list[int]) -> list[int]:
+    """Put the ids before a conversation, unless it begins with the start token."""
+    return ids if ids[:1] == [self._start] else super().begun(ids)
 
   def opened(self, messages: Sequence[Message]) -> list[int]:
     """Return the ids of a conversation, from which its next answer is generated."""
-    return self.begun(self._chat.prompt(messages))
+    return self.begun(self._chat.opened(messages))
 
   def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
     return super().text_of(prompt, ids).strip()

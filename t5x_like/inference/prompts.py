@@ -6,6 +6,8 @@ Questions without training (`questions.py`) and EleutherAI's harness (`tools/lm_
 from collections.abc import Sequence
 from typing import Any
 
+from t5x_like.data.supervised.chat import Message
+from t5x_like.data.supervised.published_template import PUBLISHED, chat_of
 from t5x_like.errors import UserError
 from t5x_like.inference import generation, strategies
 from t5x_like.inference.likelihood import Likelihood
@@ -23,6 +25,8 @@ class Prompts:
     longest: the most tokens that it reads, see `Likelihood`.
     start: whether the contexts of a decoder begin with the start token, as our documents do. Otherwise only the ids
       that the tokenizer of published weights adds by itself stand around a context.
+    template: the chat template in which a decoder is asked: a context is a user's message, and what continues it the
+      beginning of the answer. None asks without one.
 
   Attributes:
     both: whether the model is an encoder-decoder.
@@ -30,7 +34,9 @@ class Prompts:
     start_id: the start token.
   """
 
-  def __init__(self, opened: Any, longest: int | None = None, start: bool = True):
+  def __init__(
+    self, opened: Any, longest: int | None = None, start: bool = True, template: str | dict[str, Any] | None = None
+  ):
     self.both = "encoder_input_tokens" in opened.features
     self.likelihood = Likelihood(opened.run, opened.features, longest)
     self.start_id = start_id(opened.vocabulary)
@@ -41,11 +47,19 @@ class Prompts:
       self._before, self._after = opening(opened.vocabulary), [opened.vocabulary.eos_id]
     elif start and not self.both:
       self._before, self._after = [self.start_id], []
+    self._chat = None if template is None else chat_of(template, opened.vocabulary)
+    if self._chat is not None and self.both:
+      raise UserError("--template: the model is an encoder-decoder, which has no chat template; leave it out")
+    if template == PUBLISHED and opened.is_published:
+      self._before = []  # the template writes all
     first = opened.forced[0]
     self._answer = opening(opened.vocabulary) if first is None else [first]
 
   def encode(self, text: str, special: bool = True) -> Ids:
     """Return the ids of a context or, without `special`, of what continues one."""
+    if special and self._chat is not None:
+      ids = self._chat.opened([Message("user", text)])
+      return ids if ids[:1] == [self.start_id] else [*self._before, *ids]
     ids = [int(i) for i in self._vocabulary.encode(text)]
     return [*self._before, *ids, *self._after] if special else ids
 
@@ -54,6 +68,8 @@ class Prompts:
     if self.both:
       ids = self.encode(continuation.lstrip(), special=False)
       return self.encode(context), [*self._answer, *ids, self._vocabulary.eos_id]
+    if self._chat is not None:
+      return self.encode(context), self.encode(continuation.lstrip(), special=False)
     before, whole = (self.encode(text, special=False) for text in (context, context + continuation))
     return self.encode(context), whole[len(before) :] or whole[-1:]
 
@@ -115,4 +131,6 @@ class Prompts:
 
     predict = Alone(opened.model, vocabulary, opened.features, strategy, longest)
     predict.ends, predict.forced, predict.stops = opened.ends, opened.forced, stops
+    if self._chat is not None:
+      predict.ends = tuple(sorted({*opened.ends, self._chat.end}))
     return predict

@@ -8,20 +8,25 @@ import math
 import pathlib
 import random
 import string
+import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, kind_of, open_source
+from t5x_like.data.supervised import published_template
 from t5x_like.errors import UserError
 from t5x_like.files import globs
 from t5x_like.inference.likelihood import Scored
 from t5x_like.inference.prompts import Prompts
+from t5x_like.metrics import resampling
 from t5x_like.metrics.answers import final_number, is_number, normalize_trivia_qa
 from t5x_like.metrics.texts import texts_of
 
 LETTERS = string.ascii_uppercase
 NEW_TOKENS = 64  # of a generated answer, by default
 WORKED_TOKENS = 256  # of a worked answer, as `max_gen_toks` of EleutherAI's harness
+TEMPLATE = "ask a decoder by a chat template; published is its own (default: none)"
 _TEXTS = (str, "a string")
 _LISTS = (list, "a list")
 _ANY = (object, "a value")
@@ -35,6 +40,7 @@ _KINDS: dict[str, dict[str, tuple[type, str]]] = {
   "answers": {"context": _TEXTS, "answer": _ANY},
   "texts": {"text": _TEXTS},
 }
+_SHARES = ("accuracy", "accuracy_norm", "exact_match")
 _LIKELIEST = ("accuracy", "accuracy_norm", "examples", "truncated")
 METRICS = {  # of each kind
   **dict.fromkeys(("schema", "letters", "choices"), _LIKELIEST),
@@ -166,6 +172,7 @@ class Options:
     stride: the stride of windows over texts; None is their length.
     max_new_tokens: the most tokens of a generated answer; None is `NEW_TOKENS`, or `WORKED_TOKENS` where the file has
       worked answers, but at most half of what the model reads.
+    template: the chat template of a decoder, see `Prompts`; None asks without one.
   """
 
   shots: int = 0
@@ -173,6 +180,7 @@ class Options:
   limit: int | None = None
   stride: int | None = None
   max_new_tokens: int | None = None
+  template: str | None = None
 
 
 def lettered(
@@ -229,6 +237,50 @@ def _prompt(row: Record) -> str:
   return json.dumps([asked, sorted(map(str, row.get("choices", ())))])
 
 
+def describe_template(opened: Any, template: str | None) -> str:
+  """Return a line on the chat template in which a `library.model.Model` is asked, or on one that it has."""
+  if template is not None:
+    return f"questions: asked by {published_template.describe(template, opened.vocabulary)}"
+  own = opened.chat_template()
+  return "questions: asked as plain texts" + (f"; --template={own} asks by its chat template" if own else "")
+
+
+def intervals(scores: dict[str, float]) -> dict[str, dict[str, float]]:
+  """Return the 95 % interval of each share among the scores of a file, by its name."""
+  return {name: resampling.wilson(scores[name], int(scores["examples"])) for name in _SHARES if name in scores}
+
+
+def line(scores: dict[str, float]) -> str:
+  """Format the scores of a file, shares with their intervals."""
+  around = intervals(scores)
+  parts = []
+  for name, value in scores.items():
+    part = f"{name} {value:,.4g}"
+    if name in around:
+      part += " ({low:.1f} to {high:.1f})".format(**around[name])
+    parts.append(part)
+  return ", ".join(parts)
+
+
+class Progress:
+  """Says on stderr how many rows of a file are done, at most every `SECONDS`; see `rows.reporting`.
+
+  Args:
+    name: the name of the file.
+  """
+
+  SECONDS = 10.0
+
+  def __init__(self, name: str):
+    self._name = name
+    self._last = time.monotonic()
+
+  def __call__(self, done: int, total: int) -> None:
+    if time.monotonic() - self._last >= self.SECONDS:
+      self._last = time.monotonic()
+      print(f"{self._name}: {done} of {total} rows", file=sys.stderr, flush=True)
+
+
 class Asker:
   """A callable that asks a model the questions of files.
 
@@ -243,7 +295,7 @@ class Asker:
 
   def __init__(self, opened: Any, options: Options, examples: Questions | None = None):
     self._options, self._examples = options, examples
-    self._prompts = Prompts(opened)
+    self._prompts = Prompts(opened, template=options.template)
 
   def __call__(self, questions: Questions) -> dict[str, float]:
     """Ask the questions; return the scores and counts. Accuracy and exact match are in percent.

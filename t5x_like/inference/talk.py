@@ -39,7 +39,9 @@ class Talk:
       return f"It fills {self._predict.spellings[0]} in your text."
     if isinstance(self._predict, TextToText):
       return "It answers a text in the form of its training; <extra_id_0>, <extra_id_1> … in a text are filled."
-    return "It answers you." if isinstance(self._predict, Answer) else "It continues your text."
+    if isinstance(self._predict, Answer):
+      return f"It answers you by {self._predict.described}."
+    return "It continues your text."
 
   def __call__(self, messages: Sequence[Message], temperature: float = 0.0) -> Iterator[str]:
     """Yield the pieces of an answer to a conversation whose last message is the user's.

@@ -1,6 +1,7 @@
 """A conversation in a terminal, or from a pipe a line at a time."""
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -19,6 +20,8 @@ def run(talk: Talk, temperature: float, system: str | None, given: TextIO, out: 
   person = given.isatty()
   if person:
     _show(f"{talk.told} ({COMMANDS}; ^C stops an answer)", out)
+  else:
+    print(talk.told, file=sys.stderr, flush=True)  # the output has answers alone
   history = _begun(system)
   while (line := _line(given, person)) is not None:
     word, _, rest = line.partition(" ")

@@ -5,18 +5,24 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from t5x_like.data.supervised.chat import messages_of
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files.places import place
 
 BLANK = "blank line"
 
+Conversation = list[dict[str, str]]
 
-def read(path: str, field: str | None = None, flag: str = "--input") -> list[str | None]:
+
+def read(path: str, field: str | None = None, flag: str = "--input") -> list[Any]:
   """Return the texts of a file, None for a blank line: its lines or, in JSON lines, the values of a key.
+
+  A value may also be a conversation, a list of messages with `role` and `content`.
 
   Args:
     path: a UTF-8 file, a path or an address, or `-` for standard input. A `.jsonl` file has an object on every line.
-    field: the key of the text, by default `text`; if given, any file is read as JSON lines.
+    field: the key of the text, by default `text` or, in a line without it, `messages`; if given, any file is read as
+      JSON lines.
     flag: the flag that gave the path, for messages.
   Raises:
     UserError: the file is missing, empty or not UTF-8, or a line is not an object with this key.
@@ -24,8 +30,8 @@ def read(path: str, field: str | None = None, flag: str = "--input") -> list[str
   lines = _lines(path, flag)
   plain = field is None and not path.endswith(".jsonl")
 
-  def text(number: int, line: str) -> str:
-    return line.removesuffix("\r") if plain else _text(line, field or "text", f"{flag}={path}: line {number}")
+  def text(number: int, line: str) -> str | Conversation:
+    return line.removesuffix("\r") if plain else _text(line, field, f"{flag}={path}: line {number}")
 
   return [text(number, line) if line.strip() else None for number, line in enumerate(lines, 1)]
 
@@ -57,7 +63,7 @@ def _lines(path: str, flag: str) -> list[str]:
   return lines
 
 
-def answered(inputs: Sequence[str | None], answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def answered(inputs: Sequence[Any], answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
   """Put an `error` for each blank line among the answers to the other lines."""
   rest = iter(answers)
   return [{"input": "", "error": BLANK} if text is None else next(rest) for text in inputs]
@@ -73,12 +79,20 @@ def _object(line: str, where: str, key: str = "") -> dict[str, Any]:
   return record
 
 
-def _text(line: str, field: str, where: str) -> str:
-  record = _object(line, where, f" with the key {field!r}")
+def _text(line: str, field: str | None, where: str) -> str | Conversation:
+  """Return the text under a key of a line of JSON, by default `text` or, without it, the conversation `messages`."""
+  record = _object(line, where, f" with the key {field or 'text'!r}")
+  if field is None:
+    is_conversation = "text" not in record and isinstance(record.get("messages"), list)
+    field = "messages" if is_conversation else "text"
+  if isinstance(record.get(field), list) and record[field]:
+    return [message._asdict() for message in messages_of(record, field, where)]
   if not isinstance(record.get(field), str):
     found = f"{record[field]!r:.40} under the key {field!r}" if field in record else f"no key {field!r}"
     near = "" if field in record else did_you_mean(field, record)
-    raise UserError(f"{where}: found {found}{near}, expected a string; name its key with --text_field")
+    raise UserError(
+      f"{where}: found {found}{near}, expected a string or a list of messages; name its key with --text_field"
+    )
   return record[field]
 
 
@@ -87,6 +101,8 @@ def lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
   return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def shown(text: str, number: int) -> str:
-  """Describe a text for a message; `number` counts from 0."""
+def shown(text: str | Conversation, number: int) -> str:
+  """Describe a text, or a conversation by its last message, for a message; `number` counts from 0."""
+  if not isinstance(text, str):
+    text = text[-1]["content"]
   return f"text {number + 1} ({text[:40]!r}{'…' if len(text) > 40 else ''})"

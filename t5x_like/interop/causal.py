@@ -1,5 +1,6 @@
 """Shared by the configs of decoder-only families: special ids, rotary positions, and refusals of other designs."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ _LLAMA3 = {
 }
 
 KINDS = ("sliding_attention", "full_attention")  # of layers
-SCALINGS = ("linear", "llama3", "yarn")
+SCALINGS = ("linear", "llama3", "yarn", "dynamic", "longrope")
 _YARN = {
   "factor": "factor",
   "original_max_position_embeddings": "original_length",
@@ -44,6 +45,15 @@ _YARN = {
   "attention_factor": "attention",
   "truncate": "whole",
 }
+_WEIGHTS = {"mscale", "mscale_all_dim"}  # of the temperature, in DeepSeek's YaRN
+_LONG = {
+  "short_factor": "short",
+  "long_factor": "long",
+  "original_max_position_embeddings": "original_length",
+  "factor": "factor",
+  "attention_factor": "attention",
+}
+_UNREAD = {"attn_factor", "extrapolation_factor", "finetuned"}  # of older programs, which the library does not read
 
 
 def name_of(table: dict[str, str], ours: str) -> str:
@@ -91,7 +101,7 @@ def rope(
   field, values = ("rope_scaling", old) if old else ("rope_parameters", new or {})
   values = {name: value for name, value in values.items() if value is not None}
   kind = values.get("rope_type", values.get("type", "default"))
-  left = set(values) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+  left = set(values) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"} - _UNREAD
   position: dict[str, Any] = {"name": "rope", "theta": float(values.get("rope_theta", theta))}
   fraction = values.get("partial_rotary_factor", fraction)
   if fraction != 1.0:
@@ -101,14 +111,61 @@ def rope(
   if kind == "linear" and left == {"factor"}:
     position["linear"] = {"factor": float(values["factor"])}
   elif kind == "llama3" and left | {"original_max_position_embeddings"} == set(_LLAMA3):
-    length = fields.values.get("max_position_embeddings", 2048)
-    values = {"original_max_position_embeddings": length, **values}
+    values = {"original_max_position_embeddings": _original_length(fields), **values}
     position["llama3"] = {ours: values[name] for name, ours in _LLAMA3.items()}
-  elif kind == "yarn" and {"factor", "original_max_position_embeddings"} <= left <= set(_YARN):
-    position["yarn"] = {_YARN[name]: values[name] for name in _YARN if name in values}
+  elif kind == "yarn" and left <= {*_YARN, *_WEIGHTS}:
+    position["yarn"] = _yarn(fields, field, values)
+  elif kind == "dynamic" and {"factor"} <= left <= {"factor", "original_max_position_embeddings"}:
+    position["dynamic"] = {"factor": float(values["factor"]), "original_length": _original_length(fields)}
+  elif kind in ("longrope", "su") and {"short_factor", "long_factor"} <= left <= set(_LONG):
+    position["longrope"] = _long(fields, field, values, fraction)
   elif kind != "default" or left:
-    raise fields.refusal(field, values, "rope_type 'default', 'linear', 'llama3' or 'yarn' with its parameters")
+    kinds = ", ".join(("'default'", *map(repr, SCALINGS)))
+    raise fields.refusal(field, values, f"rope_type {kinds} with its parameters")
   return position
+
+
+def _original_length(fields: Fields) -> int:
+  """Return the length before an extension, of a config whose parameters of scaling do not name it."""
+  return fields.values.get("max_position_embeddings") or 2048
+
+
+def _yarn(fields: Fields, field: str, values: dict[str, Any]) -> dict[str, Any]:
+  """Return the arguments of `YarnScaling`; raise UserError if neither a factor nor two lengths are there."""
+  length = fields.take("original_max_position_embeddings", None)  # beside the parameters it takes precedence
+  length = length or values.get("original_max_position_embeddings") or _original_length(fields)
+  factor = values.get("factor")
+  if factor is None and "max_position_embeddings" not in fields.values:
+    raise fields.refusal(field, values, "a factor, or max_position_embeddings")
+  if factor is None:
+    factor = fields.values["max_position_embeddings"] / length
+  known = {_YARN[name]: values[name] for name in _YARN if name in values}
+  weight = values.get("mscale")
+  weight_below = values.get("mscale_all_dim")
+  if "attention" not in known and weight and weight_below:
+    known["attention"] = temperature(factor, weight) / temperature(factor, weight_below)
+  return known | {"factor": factor, "original_length": length}
+
+
+def _long(fields: Fields, field: str, values: dict[str, Any], fraction: float) -> dict[str, Any]:
+  """Return the arguments of `LongScaling`; raise UserError if there is not a factor of each pair of channels."""
+  sizes = fields.values
+  head_dim = sizes.get("head_dim")
+  if head_dim is None and sizes.get("hidden_size") and sizes.get("num_attention_heads"):
+    head_dim = sizes["hidden_size"] // sizes["num_attention_heads"]
+  counts = {len(values["short_factor"]), len(values["long_factor"])}
+  if head_dim is not None and counts != {int(head_dim * fraction) // 2}:
+    raise fields.refusal(field, values, f"{int(head_dim * fraction) // 2} short and long factors")
+  length = fields.take("original_max_position_embeddings", None)
+  length = length or values.get("original_max_position_embeddings") or _original_length(fields)
+  factor = values.get("factor") or _original_length(fields) / length
+  known = {_LONG[name]: values[name] for name in _LONG if name in values}
+  return known | {"factor": float(factor), "original_length": length}
+
+
+def temperature(factor: float, weight: float) -> float:
+  """Return `0.1 * weight * ln(factor) + 1`, by which YaRN multiplies queries and keys."""
+  return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def ropes(fields: Fields, *, local: float, full: float, local_name: str = "rope_theta") -> tuple[dict, dict]:
@@ -176,6 +233,12 @@ def rope_config(position: dict, **more: float) -> dict:
   elif position.get("yarn"):
     values = position["yarn"]
     scaling = {"rope_type": "yarn", **{name: values[ours] for name, ours in _YARN.items() if ours in values}}
+  elif position.get("dynamic"):
+    scaling = {"rope_type": "dynamic", **position["dynamic"]}
+    scaling["original_max_position_embeddings"] = scaling.pop("original_length")
+  elif position.get("longrope"):
+    values = position["longrope"]
+    scaling = {"rope_type": "longrope", **{name: values[ours] for name, ours in _LONG.items() if ours in values}}
   else:
     scaling = {"rope_type": "default"}
   return {**scaling, "rope_theta": position.get("theta", 1e4), **more}
@@ -203,7 +266,8 @@ def rope_fields(rope: dict) -> dict:
   scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", "partial_rotary_factor")}
   found |= {"rope_theta": rope["rope_theta"], "rope_scaling": None if scaling["rope_type"] == "default" else scaling}
   if length := scaling.get("original_max_position_embeddings"):
-    found["max_position_embeddings"] = round(scaling["factor"] * length)
+    stretched = 1.0 if scaling["rope_type"] == "dynamic" else scaling["factor"]
+    found["max_position_embeddings"] = round(stretched * length)
   return found
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like import vocabularies
-from t5x_like.data.supervised.chat import ASSISTANT, EOS, Chat, template_of
+from t5x_like.data.supervised.chat import ASSISTANT, EOS, Message, template_of
+from t5x_like.data.supervised.published_template import FILE, PUBLISHED, PublishedChat, chat_of, text_of
 from t5x_like.vocabularies import CONFIG, TOKENIZER, Vocabulary, opening, special, start_id
 
 GENERATION = "generation_config.json"
@@ -70,25 +71,39 @@ def conversation(vocabulary: Vocabulary, template: str | dict[str, Any]) -> dict
   """Return the files that tell how a decoder converses: where its answers end and, if pieces mark its turns, how.
 
   Args:
-    template: see `chat.template_of`.
+    template: see `published_template.chat_of`.
   """
-  chat, form = Chat(template, vocabulary), template_of(template)
+  chat = chat_of(template, vocabulary)
   own = json.loads(vocabulary.exported().get(GENERATION, b"{}"))
   ends = own.get("eos_token_id") or []
   ends = {*(ends if isinstance(ends, list) else [ends]), vocabulary.eos_id, chat.end}
   told = own | {"eos_token_id": sorted(ends)}
   found = {GENERATION: (json.dumps(told, indent=2) + "\n").encode()} if len(ends) > 1 else {}
+  if template == PUBLISHED:
+    return found | {FILE: _begun(text_of(vocabulary), vocabulary, chat).encode()}
+  form = template_of(template)
   if form.pieces == (EOS,):  # without pieces, a text has other ids within a conversation than by itself
     return found
   start, eos = vocabulary.pieces_of([start_id(vocabulary), vocabulary.eos_id])
   before, after = ({role: turn[side].replace(EOS, eos) for role, turn in form.turns.items()} for side in (0, 1))
   content = (f"{json.dumps(form.lead)} + " if form.lead else "") + "message['content']" + " | trim" * form.stripped
   jinja = (
-    f"{{%- set before = {json.dumps(before)} %}}{{%- set after = {json.dumps(after)} %}}{{{{- {json.dumps(start)} }}}}"
+    f"{{%- set before = {json.dumps(before)} %}}{{%- set after = {json.dumps(after)} %}}"
+    f"{{%- set start = {json.dumps(start)} %}}"
+    "{%- if not messages or not before.get(messages[0]['role'], '').startswith(start) %}{{- start }}{%- endif %}"
     "{%- for message in messages %}"
     "{%- if message['role'] not in before %}{{- raise_exception('no turn of ' + message['role']) }}{%- endif %}"
     f"{{{{- before[message['role']] + ({content}) + after[message['role']] }}}}"
     "{%- endfor %}"
     f"{{%- if add_generation_prompt %}}{{{{- before['{ASSISTANT}'] }}}}{{%- endif %}}"
   )
-  return found | {"chat_template.jinja": jinja.encode()}
+  return found | {FILE: jinja.encode()}
+
+
+def _begun(text: str, vocabulary: Vocabulary, chat: PublishedChat) -> str:
+  """Return a published template that writes the start token of training, if it does not write it by itself."""
+  start = start_id(vocabulary)
+  if chat.opened([Message("user", "a")])[:1] == [start]:
+    return text
+  (piece,) = vocabulary.pieces_of([start])
+  return f"{{{{- {json.dumps(piece)} }}}}{text}"

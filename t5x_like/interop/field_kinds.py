@@ -25,6 +25,10 @@ Ids = Annotated[list, Condition("a list of ids", lambda ids: len(ids) > 0 and al
 Sizes = Annotated[list, Condition("a list of sizes", lambda n: len(n) > 0 and all(slots.fits(i, Size) for i in n))]
 Wholes = Annotated[list, Condition("a list of whole numbers", lambda n: all(slots.fits(i, Whole) for i in n))]
 
+Factors = Annotated[
+  list, Condition("a list of finite numbers above 0", lambda values: all(slots.fits(value, Factor) for value in values))
+]
+
 _NAMES: dict[Any, str] = {
   # Widths and lengths: each is the size of a tensor's axis or divides one.
   Size: """
@@ -46,19 +50,20 @@ _NAMES: dict[Any, str] = {
   "first_k_dense_replace num_nextn_predict_layers",
   Size | Sizes: "image_size img_size patch_size num_heads",
   Sizes: "channels depths hidden_sizes layers",
+  Factors: "short_factor long_factor",
   Wholes: "pretrained_window_sizes mlp_only_layers",
   Id: "max_relative_positions pad_token_id bos_token_id cls_token_id sep_token_id decoder_start_token_id "
   "forced_bos_token_id",
   Id | Ids: "eos_token_id forced_eos_token_id",
   Number: """
     initializer_range layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps router_aux_loss_coef router_jitter_noise
-    router_z_loss_coef init_values layerscale_value layer_scale_init_value
+    router_z_loss_coef init_values layerscale_value layer_scale_init_value mscale mscale_all_dim
   """,
   Factor: """
     attn_logit_softcapping factor final_logit_softcapping global_rope_theta high_freq_factor local_rope_theta
     attention_factor beta_fast beta_slow rope_local_base_freq
     logit_scale low_freq_factor mlp_ratio partial_rotary_factor rope_theta rotary_emb_base rotary_pct softmax_scale
-    swiglu_alpha swiglu_limit mscale mscale_all_dim routed_scaling_factor
+    swiglu_alpha swiglu_limit routed_scaling_factor
   """,
   bool: """
     gelu_activation use_lang_emb

@@ -1,5 +1,7 @@
 """Read a Hugging Face `config.json`: every field is used, known to be irrelevant, or refused by name."""
 
+import logging
+import re
 from typing import Any
 
 from t5x_like.errors import UserError
@@ -24,6 +26,18 @@ _WITHOUT_EFFECT = frozenset(
   sentence_transformers tokenizer_name transformers.js_config unsloth_fixed unsloth_version output_router_logits
   """.split()
 )
+
+# Fields of other programs and of training, which cannot change the function; they are passed over and named once.
+_PASSED_OVER = re.compile(
+  """_.*|.*dropout.*|.*_pdrop|unsloth_.*|max_sequence_length|seq_length|attn_implementation|attention_implementation|
+  use_flash_attn|use_flash_attention|use_flash_attention_2|flash_attn|use_memory_efficient_attention|max_window_layers|
+  adapters|adapter_.*|save_step|global_step|seed|fp16|bf16|fp32|language|languages|license|tags|datasets|base_model|
+  base_model_name_or_path|name_or_path|model_name|peft_type|peft_version|training_args|learning_rate|weight_decay|
+  train_batch_size|warmup_steps|pad_token|bos_token|eos_token|unk_token|sep_token|cls_token|mask_token|vocab_file|
+  loss_type|deterministic_flash_attn|chat_template""".replace("\n  ", "")
+)
+_log = logging.getLogger("t5x_like.interop")
+_warned: set[tuple[str, ...]] = set()
 
 # Fields whose other values would change the model.
 _ONLY = {
@@ -88,7 +102,12 @@ class Fields:
     """Raise UserError, naming the first field that was not used."""
     for name, allowed in _ONLY.items():
       self.only(name, *allowed)
-    for name in sorted(self._left):
+    passed = sorted(name for name in self._left if _PASSED_OVER.fullmatch(name))
+    if passed and (self.origin, *passed) not in _warned:
+      _warned.add((self.origin, *passed))
+      fields = ", ".join(map(shown, passed))
+      _log.warning("%s: passed over %s, which cannot change what the model computes", self.origin, fields)
+    for name in sorted(self._left.difference(passed)):
       raise UserError(
         f"{self.origin}: field {name!r} is {shown(self.values[name])}, which this model type is not known to have;"
         " remove it if it does not matter"

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, messages_of
+from t5x_like.data.supervised.chat import ASSISTANT, Message, messages_of
+from t5x_like.data.supervised.published_template import chat_of
 from t5x_like.errors import UserError
 from t5x_like.library.model import load
 from t5x_like.rows import padded_length
@@ -31,7 +32,7 @@ class Judge:
     if getattr(made.model, "scores", None) is None:
       raise UserError(f"{workdir}: found no reward model, expected a run of the objective 'reward' on preferences")
     self._workdir, self._run = workdir, made.run
-    self._chat = Chat(made.template or "plain", made.vocabulary)  # the task's default
+    self._chat = chat_of(made.template or "plain", made.vocabulary)  # the task's default
     self._start = vocabularies.start_id(made.vocabulary)
     (self._longest,) = made.features["decoder_input_tokens"]
 

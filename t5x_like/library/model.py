@@ -15,6 +15,7 @@ from typing import Any, TypedDict, Unpack, get_args, overload
 import numpy as np
 
 from t5x_like import slots, trust
+from t5x_like.data.supervised import published_template
 from t5x_like.decoding import named
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals._embeddings import Pooling
@@ -116,6 +117,11 @@ class Model:
     return self._restored[0]
 
   @property
+  def is_published(self) -> bool:
+    """Whether the model is a published one, read from a Hugging Face directory, and not a run's."""
+    return self._source.published is not None
+
+  @property
   def run(self) -> Runner:
     """The model with its parameters, which applies functions to rows of tokens."""
     return self._restored[1]
@@ -131,7 +137,7 @@ class Model:
 
   def predict(
     self,
-    inputs: Sequence[str | Sequence[str] | Mapping[str, Any]],
+    inputs: Sequence[Any],
     choices: Sequence[str] | None = None,
     *,
     origin: str = "predict",
@@ -142,10 +148,11 @@ class Model:
 
     Args:
       inputs: texts or, for a model of images, paths of files; a classifier of pairs takes pairs of texts. Classifiers
-        of texts also take records with the fields of training.
+        of texts also take records with the fields of training. With a chat template an input may also be a
+        conversation, a list of messages with `role` and `content`.
       choices: for a model of images and texts, the texts to choose from.
       origin: the origin of the inputs, for messages.
-      template: the chat template, if it is not `self.template`.
+      template: the chat template, if it is not `self.template`; "none" continues texts.
     Raises:
       UserError: an input is too long or has nothing to fill, or an option does not apply to the model.
     """
@@ -306,11 +313,27 @@ class Model:
       for file in made.iterdir() if is_remote(directory) else ():
         (output / file.name).write_bytes(file.read_bytes())
 
+  def chat_template(self, name: str | dict | None = None) -> str | dict | None:
+    """Return the template of a conversation with the model.
+
+    Args:
+      name: a template that somebody asks for; "none" is no template. None is the training's or, of a published decoder,
+        the one in its tokenizer's files, `published`.
+    """
+    if name == "none":
+      return None
+    if name is not None or self.template is not None:
+      return name or self.template
+    answers = self.is_published and self._decoder and "decoder_target_tokens" in self.features
+    if answers and published_template.text_of(self.vocabulary) is not None:
+      return published_template.PUBLISHED
+    return None
+
   def talk(self, *, template: str | dict | None, context: int | None, seed: int, **options: Unpack[Options]) -> Talk:
     """Return a conversation, as `python -m t5x_like.chat` has it.
 
     Args:
-      template: the chat template; None is the training's.
+      template: the chat template, see `chat_template`.
       context: the most tokens of a conversation; None is the training's, up to 512.
       seed: of the draws.
       options: `max_new_tokens`, `stop`, `banned_words`, and the restrictions of the tokens to choose from.
@@ -324,7 +347,7 @@ class Model:
     names = {*named.PENALTIES, *named.FILTERS} - {"temperature"}  # every answer has its own
     own = {name: value for name, value in self.settings.items() if name in named.PENALTIES}
     given = own | {name: options.pop(name) for name in names if name in options}
-    predict = self._predictor(template, **options)
+    predict = self._predictor(self.chat_template(template) or "none", **options)
     if isinstance(predict, Retrieved):
       raise UserError(
         f"--workdir={self.path}: the model answers single questions; ask it by python -m t5x_like.predict"
@@ -348,7 +371,7 @@ class Model:
     return self._pooled[pooling]
 
   def _predictor(self, template: str | dict | None, **options: Unpack[Options]):
-    flags, given = checked(options), template or self.template
+    flags, given = checked(options), None if template == "none" else template or self.template
     if "decoder_target_tokens" in self.features:
       flags = generation_settings.merged(self.settings, flags)
     key = (repr(given), *sorted(flags.items()))
@@ -360,6 +383,8 @@ class Model:
         made.banned = {*made.banned, *self._banned}
         if self._source.published is not None:  # not trained here, but with its tokenizer
           made.around = self.vocabulary.around() or made.around
+        if self.is_published and given == published_template.PUBLISHED:
+          made.around = [], []  # the template writes all
     return self._predictors[key]
 
   def _retrieved(self, model, vocabulary, features, flags: dict[str, Any], template) -> Retrieved:

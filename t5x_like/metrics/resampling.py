@@ -1,4 +1,5 @@
-"""Confidence intervals and paired tests for every metric, by resampling the rows of its examples."""
+"""Confidence intervals and paired tests for every metric, by resampling the rows of its examples; shares also have
+Wilson's."""
 
 import warnings
 from typing import Any
@@ -39,6 +40,15 @@ def bootstrap(metric: Metric, rows_NC: np.ndarray, samples: int, seed: int) -> d
     "intervals": intervals,
     **({"undefined": undefined} if undefined else {}),
   }
+
+
+def wilson(percent: float, examples: int) -> dict[str, float]:
+  """Return the interval `{"low", "high"}` (Wilson 1927), in percent, of a share of independent examples."""
+  from scipy import stats
+
+  hits = round(percent / 100 * examples)
+  interval = stats.binomtest(hits, examples).proportion_ci(LEVEL / 100, method="wilson")
+  return {"low": 100 * float(interval.low), "high": 100 * float(interval.high)}
 
 
 def paired_test(metric: Metric, first_NC: np.ndarray, second_NC: np.ndarray, samples: int, seed: int) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from t5x_like.checkpoints.manifest import flatten
 from t5x_like.errors import UserError
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
-from t5x_like.training import phases, workdir
+from t5x_like.training import ema, phases, workdir
 from t5x_like.training.assembly import Assembly
 from t5x_like.training.session import Session
 from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
+
+_MEAN = ema.COUNT.partition("/")[0]  # the key of a mean's tensors in a checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +62,28 @@ def restore(made: Assembly, session: Session, step: int | None = None) -> Restor
     process.say(f"resuming {session.address} from step {step} of {config.total_steps}")
   if not tree.keys() - {"step", "params"}:
     process.say(f"{config.optimizer.name} starts without a state at step {step}")
+  elif config.optimizer.get("ema") and _MEAN not in tree:
+    process.say(f"the mean of the weights begins at step {step}")
   return Restored(from_tree(tree, parts.state, parts.optimizer), step, rollbacks)
 
 
 def _wanted(saved: dict[str, dict], abstract: TrainState, fresh_optimizer: bool) -> dict:
-  """Return the tree to restore: the state, or only step and parameters in place of another optimizer's state."""
+  """Return the tree to restore: the state, or only step and parameters in place of another optimizer's state.
+
+  A mean of the weights may be asked for anew or given up: it is no part of the optimizer's own state.
+  """
   tree = to_tree(abstract)
-  own = {name: [list(x.shape), str(x.dtype)] for name, x in flatten(tree).items()}
-  same = own == {name: [entry["shape"], entry["dtype"]] for name, entry in saved.items()}
-  return tree if same or not fresh_optimizer else {key: tree[key] for key in ("step", "params")}
+  wanted = {name: [list(x.shape), str(x.dtype)] for name, x in flatten(tree).items()}
+  there = {name: [entry["shape"], entry["dtype"]] for name, entry in saved.items()}
+  if wanted == there:
+    return tree
+  if _without_mean(wanted) == _without_mean(there):
+    return tree if len(_without_mean(there)) < len(there) else {key: x for key, x in tree.items() if key != _MEAN}
+  return {key: tree[key] for key in ("step", "params")} if fresh_optimizer else tree
+
+
+def _without_mean(tensors: dict[str, list]) -> dict[str, list]:
+  return {name: x for name, x in tensors.items() if not name.startswith(f"{_MEAN}/")}
 
 
 def _check_lost(session: Session, anew: bool) -> None:

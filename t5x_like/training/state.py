@@ -75,7 +75,7 @@ def to_tree(state: TrainState) -> dict:
 
 
 def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformation) -> TrainState:
-  """Invert `to_tree`; a tree without the tensors of optimizer and guard gets a new run's.
+  """Invert `to_tree`; a tree without the tensors of optimizer, of the mean of weights or of guard gets a new run's.
 
   Args:
     like: an abstract state of the same structure.
@@ -83,7 +83,15 @@ def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformat
   named, own = flatten(tree), shardings(like)
   params = {name: named[f"params/{name}"] for name in like.params}
   watch = guard.watch() | {name: named[f"guard/{name}"] for name in like.watch if f"guard/{name}" in named}
-  if to_named(like.opt_state).keys() <= named.keys():
+  missing = to_named(like.opt_state).keys() - named.keys()
+  if missing and all(name.startswith("ema/") for name in missing):
+    begin = jax.jit(
+      lambda params: {name: x for name, x in to_named(optimizer.init(params)).items() if name in missing},
+      out_shardings={name: x for name, x in to_named(own.opt_state).items() if name in missing},
+    )
+    named |= begin(params)
+    missing = set()
+  if not missing:
     opt_state = from_named(named, like.opt_state)
   else:
     opt_state = jax.jit(optimizer.init, out_shardings=own.opt_state)(params)

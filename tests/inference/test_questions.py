@@ -3,14 +3,18 @@
 import json
 import types
 
+import jax
+import numpy as np
 import pytest
 
-from t5x_like import evaluate
+from t5x_like import evaluate, rows, vocabularies
 from t5x_like.benchmarks import facts, suite
 from t5x_like.errors import UserError
-from t5x_like.inference import questions
+from t5x_like.inference import prompts, questions
 from t5x_like.inference.likelihood import Scored
 from t5x_like.library import model as library
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
 from tools import few_shot
 
 SUBJECT = "abstract_algebra"
@@ -220,10 +224,13 @@ def test_saved_answers_are_of_the_checkpoint_and_the_file(tmp_path, monkeypatch)
   times, steps = [], [1]
   monkeypatch.setattr(suite, "kind", lambda workdir: "decoder")
   monkeypatch.setattr(facts, "newest", lambda workdir: steps)
-  monkeypatch.setattr(library, "load", lambda *_, **__: None)
-  monkeypatch.setattr(questions, "Asker", lambda *_: lambda file: times.append(file) or {"accuracy": float(len(times))})
-  named = {"from_scratch": False, "workdir": "run", "step": None, "shots": None, "max_examples": None}
+  monkeypatch.setattr(library, "load", lambda *_, **__: types.SimpleNamespace(chat_template=lambda: None))
+  monkeypatch.setattr(questions, "Asker", lambda *_: lambda file: times.append(file) or scores(len(times)))
+  named = {"from_scratch": False, "workdir": "run", "step": None, "shots": None, "max_examples": None, "template": None}
   args = types.SimpleNamespace(questions=f"{tmp_path}/test.jsonl", **named)
+
+  def scores(value: int) -> dict[str, float]:
+    return {"accuracy": float(value), "examples": 100}
 
   def found() -> float:
     read(tmp_path, "test", rows)
@@ -235,6 +242,36 @@ def test_saved_answers_are_of_the_checkpoint_and_the_file(tmp_path, monkeypatch)
   later = found()
   rows = [rows[0] | {"gold": 1}]
   assert [first, again, later, found(), found()] == [1, 1, 2, 3, 3]
+
+
+def test_shares_have_intervals_and_long_files_progress(capsys, monkeypatch):
+  scores = {"accuracy": 50.0, "perplexity": 3.0, "examples": 100, "truncated": 0}
+  ((low, high),) = (interval.values() for interval in questions.intervals(scores).values())
+  assert (round(low, 2), round(high, 2)) == (40.38, 59.62)  # Wilson 1927
+  assert questions.line(scores) == "accuracy 50 (40.4 to 59.6), perplexity 3, examples 100, truncated 0"
+  monkeypatch.setattr(questions.Progress, "SECONDS", 0.0)
+  with rows.reporting(questions.Progress("arc")):
+    rows.in_batches(
+      lambda batch: (batch["x"],),
+      Rules.make(make_mesh({"data": 1}, jax.devices()[:1])),
+      2,
+      [4, 4, 4],
+      lambda numbers, _: {"x": np.zeros(len(numbers), np.int32)},
+    )
+  assert capsys.readouterr().err == "arc: 2 of 3 rows\narc: 3 of 3 rows\n"
+
+
+def test_a_chat_template_surrounds_the_context_and_not_the_answer():
+  opened = types.SimpleNamespace(
+    features={"decoder_target_tokens": [16]},
+    run=types.SimpleNamespace(model=types.SimpleNamespace(inputs=types.SimpleNamespace(position=None))),
+    vocabulary=vocabularies.load("bytes"),
+    forced=(None, None),
+  )
+  context, answer = prompts.Prompts(opened, template="plain").pair("Where?", " Here")
+  vocabulary = opened.vocabulary
+  assert vocabulary.decode(context) == "User: Where?\n\nAssistant:" and context[0] == vocabularies.start_id(vocabulary)
+  assert answer == vocabulary.encode("Here")
 
 
 def test_examples_need_shots(capsys):

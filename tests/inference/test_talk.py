@@ -11,6 +11,7 @@ import threading
 import jax
 import pytest
 
+import published_models
 from t5x_like import chat, predict, train
 from t5x_like.data.supervised.chat import Message
 from t5x_like.inference import terminal, web
@@ -108,6 +109,45 @@ def test_bad_flags_get_one_line(flags, words, workdirs, capsys):
   assert chat.main([f"--workdir={workdirs['decoder']}", *flags]) == 2
   error = capsys.readouterr().err.strip().splitlines()[-1]
   assert words in error
+
+
+@pytest.fixture(scope="module")
+def instruct(tmp_path_factory):
+  """A published decoder with a chat template."""
+  folder = published_models.write(tmp_path_factory.mktemp("talk") / "instruct", "gpt2")
+  template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + eos_token }}{% endfor %}assistant:"
+  config = {"chat_template": template, "eos_token": "<|endoftext|>"}
+  (folder / "tokenizer_config.json").write_text(json.dumps(config))
+  return folder
+
+
+def test_a_published_model_talks_by_its_own_template(instruct, capsys):
+  model = saved_model.opened(str(instruct), None, (), None, 1)
+  messages = [Message("user", "Hi")]
+  talk = model.talk(template=None, context=32, seed=0, max_new_tokens=2)
+  assert talk._conversation(messages) == model.vocabulary.encode("user: Hi<|endoftext|>assistant:")
+  assert talk.told == "It answers you by the model's own chat template."
+  named = model.talk(template="plain", context=32, seed=0, max_new_tokens=2)
+  assert named.told == "It answers you by the chat template 'plain'."
+  assert model.talk(template="none", context=32, seed=0, max_new_tokens=2).told == "It continues your text."
+  terminal.run(talk, 0.0, None, io.StringIO("/quit\n"), io.StringIO())
+  assert capsys.readouterr().err == f"{talk.told}\n"
+
+
+def test_predict_answers_conversations_and_continues_texts(instruct, tmp_path, capsys):
+  (tmp_path / "in.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}) + "\n")
+  flags = [f"--workdir={instruct}", f"--input={tmp_path}/in.jsonl", "--max_new_tokens=2"]
+  assert predict.main([*flags, f"--output={tmp_path}/out.jsonl"]) == 0
+  assert "answers by the model's own chat template" in capsys.readouterr().out
+  (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+  assert row["input"] == [{"role": "user", "content": "Hi"}] and isinstance(row["prediction"], str)
+  assert predict.main([*flags, f"--output={tmp_path}/out.jsonl", "--template=none"]) == 2
+  assert "found a conversation, but the model has no chat template" in capsys.readouterr().err
+  (tmp_path / "in.txt").write_text("user: Hi<|endoftext|>assistant:\n")
+  flags[1] = f"--input={tmp_path}/in.txt"
+  assert predict.main([*flags, f"--output={tmp_path}/raw.jsonl"]) == 0
+  assert "--template=published" in capsys.readouterr().out
+  assert json.loads((tmp_path / "raw.jsonl").read_text())["prediction"].strip() == row["prediction"]
 
 
 class Echo:

@@ -58,3 +58,15 @@ def test_what_stands_for_other_models_is_refused():
   for values, more in ((GPT2, {"n_special": 3}), (LLAMA, {"rope_interleaved": True})):
     with pytest.raises(UserError, match=next(iter(more))):
       built(values | more)
+
+
+def test_fields_that_cannot_change_the_function_are_named_once(caplog):
+  """As conversions from GGUF, adapters and older readers write them; what may change the function is refused."""
+  more = {"_model_name_or_path": "x", "_private": 1, "save_step": 3, "adapters": {}, "resid_dropout": 0.1}
+  more |= {"max_sequence_length": 8, "attn_implementation": "sdpa", "max_window_layers": 2}
+  assert built(LLAMA | more) == built(LLAMA)
+  built(LLAMA | more)
+  (record,) = caplog.records
+  assert all(f"'{name}'" in record.getMessage() for name in more)
+  with pytest.raises(UserError, match="field 'clip_qkv' is 8, which this model type is not known to have"):
+    built(LLAMA | more | {"clip_qkv": 8})

@@ -115,6 +115,13 @@ def _encoder(task: str, prefix: str = "Bert", values: dict = BERT, **options) ->
 
 CASES = {
   "t5": Case("T5ForConditionalGeneration", "T5Config", T5, "encoder_decoder"),
+  "t5-gated-relu": Case(
+    "T5ForConditionalGeneration",
+    "T5Config",
+    T5 | GATED | dict(feed_forward_proj="gated-relu"),
+    "encoder_decoder",
+    untied=True,
+  ),
   "t5-v1_1": Case("T5ForConditionalGeneration", "T5Config", T5 | GATED, "encoder_decoder", untied=True),
   "byt5": Case(
     "T5ForConditionalGeneration",

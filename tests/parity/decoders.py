@@ -57,6 +57,37 @@ DEEPSEEK = dict(
 MIXTRAL = LLAMA | dict(num_local_experts=4, num_experts_per_tok=2)
 
 MODELS = {
+  "llama-dynamic": (
+    "LlamaForCausalLM",
+    "LlamaConfig",
+    LLAMA | dict(max_position_embeddings=8, rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=3.0)),
+  ),
+  "llama-longrope": (
+    "LlamaForCausalLM",
+    "LlamaConfig",
+    LLAMA
+    | dict(
+      max_position_embeddings=32,
+      rope_parameters=dict(
+        rope_type="longrope",
+        rope_theta=1e4,
+        short_factor=[1.0, 1.2],
+        long_factor=[1.5, 4.0],
+        original_max_position_embeddings=8,
+      ),
+    ),
+  ),
+  "llama-yarn": (
+    "LlamaForCausalLM",
+    "LlamaConfig",
+    LLAMA
+    | dict(
+      max_position_embeddings=8,
+      rope_parameters=dict(
+        rope_type="yarn", rope_theta=1e4, factor=4.0, mscale=0.7, mscale_all_dim=0.3, attn_factor=1.0
+      ),
+    ),
+  ),
   "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", GPT_OSS),
   "gpt-oss-layers": (
     "GptOssForCausalLM",
@@ -131,6 +162,19 @@ MODELS = {
     "Qwen3MoeForCausalLM",
     "Qwen3MoeConfig",
     LLAMA | dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12, norm_topk_prob=True),
+  ),
+  "qwen3-moe-step": (
+    "Qwen3MoeForCausalLM",
+    "Qwen3MoeConfig",
+    LLAMA
+    | dict(
+      num_hidden_layers=4,
+      decoder_sparse_step=2,
+      num_experts=4,
+      num_experts_per_tok=2,
+      moe_intermediate_size=12,
+      head_dim=6,
+    ),
   ),
   "qwen3-moe-gates": (
     "Qwen3MoeForCausalLM",

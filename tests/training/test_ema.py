@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from t5x_like import evaluate, train
+from t5x_like.checkpoints.manifest import flatten
 from t5x_like.library.model import load
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import ema, guard, tunings
+from t5x_like.training import ema, guard, restoring, tunings
 from t5x_like.training.optimizer import OPTIMIZERS, to_named
+from t5x_like.training.state import TrainState, from_tree, to_tree
 from tests.runs import assert_same_bits, restored
 
 pytestmark = pytest.mark.runs
@@ -79,3 +81,29 @@ def test_a_run_keeps_evaluates_resumes_and_hands_out_its_mean(tmp_path, capsys):
   assert losses[0] == pytest.approx(during["eval/digits_image_classification/loss"], rel=1e-6) != losses[1]
   arrays = jax.device_get(load(str(whole), batch_size=8).run.arrays)
   assert all(np.array_equal(arrays[name], saved[3][f"ema/mean/{name}"]) for name in named)
+
+
+def test_a_mean_asked_for_anew_keeps_the_optimizers_state():
+  """And one that is given up; both on a checkpoint's tensors by name."""
+  arrays = {"a": jnp.array([1.0, 2.0])}
+  adam = OPTIMIZERS["adamw"](lambda step: 0.5)
+  both = ema.averaging(adam, 0.9)
+  _, moved = adam.update({"a": jnp.array([3.0, -1.0])}, adam.init(arrays), arrays, step=jnp.int32(0))
+
+  def state(optimizer, opt_state):
+    whole = TrainState(jnp.int32(1), arrays, opt_state)
+    replicated = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), whole)
+    saved = {n: {"shape": list(x.shape), "dtype": str(x.dtype)} for n, x in flatten(to_tree(whole)).items()}
+    return whole, abstract, saved
+
+  plain, plain_abstract, plain_saved = state(adam, moved)
+  averaged, averaged_abstract, averaged_saved = state(both, both.init(arrays))
+  wanted = restoring._wanted(plain_saved, averaged_abstract, False)
+  assert flatten(wanted).keys() == plain_saved.keys()
+  found = from_tree(to_tree(plain), averaged_abstract, both)
+  named, before = to_named(found.opt_state), to_named(moved)
+  assert int(named["ema/count"]) == 0 and np.array_equal(named["ema/mean/a"], arrays["a"])
+  assert all(np.array_equal(named[name], x) for name, x in before.items()) and np.abs(before["adam/mu/a"]).max() > 0
+  assert flatten(restoring._wanted(averaged_saved, plain_abstract, False)).keys() == plain_saved.keys()
+  assert flatten(restoring._wanted(averaged_saved, averaged_abstract, False)).keys() == averaged_saved.keys()

@@ -3,7 +3,8 @@
 A turn is the template's text before the content, the content, and the template's text after it. Loss is on the
 assistant's contents and on the end piece after each, by which a model says that it has finished. Pieces such as
 `<|im_start|>` are single ids of the vocabulary; EOS is the vocabulary's end of text. Texts between pieces are encoded
-separately, so that a content has the same ids in every context. The decoder's start token is not included.
+separately, so that a content has the same ids in every context. The decoder's start token is not included, nor is a
+first piece of the template that is this token: models such as SmolLM2 begin a turn with it.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import numpy as np
 from t5x_like import slots
 from t5x_like.corpora.sources import Record, Skip, kind_of, value
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.vocabularies import Vocabulary
+from t5x_like.vocabularies import Vocabulary, start_id
 
 ASSISTANT = "assistant"
 EOS = "<EOS>"
@@ -110,6 +111,16 @@ def template_of(value: str | dict[str, Any]) -> ChatTemplate:
   return TEMPLATES[value]
 
 
+def written(template: ChatTemplate, messages: Sequence["Message"], eos: str) -> str:
+  """Return the text of a conversation up to the beginning of its next answer; `eos` spells the end of text."""
+  text = ""
+  for message in messages:
+    before, after = template.turns[message.role]
+    content = message.content.strip() if template.stripped else message.content
+    text += before + template.lead + content + after
+  return (text + template.turns[ASSISTANT][0]).replace(EOS, eos)
+
+
 class Message(NamedTuple):
   role: str
   content: str
@@ -138,6 +149,7 @@ class Chat:
         )
       self._pieces |= {piece: known[piece]} if piece != EOS else {}
     self._spelled = vocabulary.pieces_of(list(self._pieces.values()))
+    self._start = start_id(vocabulary)
     self._cut = re.compile("(" + "|".join(map(re.escape, self._template.pieces)) + ")")
 
   @property
@@ -186,11 +198,26 @@ class Chat:
       add(self._around(end), own)
       add(self._around(after.removeprefix(end)), False)
     learned = np.asarray(answer, np.int8)
+    first = int(ids[:1] == [self._start] and not learned[0])
     last = int(np.flatnonzero(learned)[-1]) + 1
-    return np.asarray(ids[:last], np.int32), learned[:last]
+    return np.asarray(ids[first:last], np.int32), learned[first:last]
+
+  @property
+  def facts(self) -> dict[str, Any]:
+    """Return all that determines the ids besides the template's name or fields and the vocabulary; JSON.
+
+    Rows of templates whose turns begin with the start token had it twice before.
+    """
+    starts = [self._around(before)[:1] == [self._start] for before, _ in self._template.turns.values()]
+    return {"start": "once"} if any(starts) else {}
 
   def prompt(self, messages: Sequence[Message]) -> list[int]:
     """Return the ids from which an answer to these messages is generated; raise as `check_prompt`."""
+    ids = self.opened(messages)
+    return ids[1:] if ids[:1] == [self._start] else ids
+
+  def opened(self, messages: Sequence[Message]) -> list[int]:
+    """Return the ids of `prompt`, behind the start token if the first turn begins with it."""
     self.check_prompt(messages, "the conversation")
     ids: list[int] = []
     for message in messages:

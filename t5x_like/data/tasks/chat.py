@@ -21,8 +21,9 @@ from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip
 from t5x_like.data.features import Features, decoder
 from t5x_like.data.supervised import packing
-from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, messages_of
+from t5x_like.data.supervised.chat import ASSISTANT, Message, messages_of
 from t5x_like.data.supervised.labelled import PackedRecords, Rows, beside, labelled
+from t5x_like.data.supervised.published_template import chat_of
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, answered, fit
 from t5x_like.data.task import Task
@@ -56,7 +57,8 @@ def task(
   """Make the task.
 
   Args:
-    template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`.
+    template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`; `published` is the template in the
+      files of a published tokenizer.
     messages: the field of the conversation.
     prompt, completion: instead, templates of a user's message and the answer to it, such as `{instruction}`.
     length: length of a row.
@@ -68,7 +70,7 @@ def task(
   """
   source = PackedRecords(**records)
   vocabulary = vocabularies.load(source.vocabulary)
-  chat = Chat(template, vocabulary)
+  chat = chat_of(template, vocabulary)
   if (prompt is None) != (completion is None):
     raise UserError("config.task.prompt and completion: found one of them, expected both, or neither and messages")
   parts = {} if prompt is None else {"user": Template(prompt, "prompt"), ASSISTANT: Template(completion, "completion")}
@@ -116,7 +118,7 @@ def task(
     source,
     vocabulary,
     fields=tuple(field for part in parts.values() for field in part.fields) or (messages,),
-    facts={"template": template, "messages": messages, "prompt": prompt, "completion": completion},
+    facts={"template": template, "messages": messages, "prompt": prompt, "completion": completion} | chat.facts,
     streams={"tokens": False},  # not ended by EOS: the template ends them
     example=example,
     rows=rows,

@@ -19,8 +19,9 @@ from t5x_like import vocabularies
 from t5x_like.corpora.sources import Skip, value
 from t5x_like.data.features import Feature, Features, decoder
 from t5x_like.data.supervised import packing
-from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, messages_of
+from t5x_like.data.supervised.chat import ASSISTANT, Message, messages_of
 from t5x_like.data.supervised.labelled import Records, Rows, labelled
+from t5x_like.data.supervised.published_template import chat_of
 from t5x_like.data.supervised.sequences import stacked
 from t5x_like.data.supervised.templates import as_text
 from t5x_like.data.supervised.too_long import TooLong, answered, fit
@@ -59,7 +60,8 @@ def task(
   """Make the task. Pairs whose conversations part at another message than an answer are left out and counted.
 
   Args:
-    template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`.
+    template: one of `chat.TEMPLATES`, or the fields of a `chat.ChatTemplate`; `published` is the template in the
+      files of a published tokenizer.
     prompt, chosen, rejected: the fields; None where the answers are whole conversations.
     margin: the field of a number, the least difference that the objective `reward` asks for, such as one by rating.
     length: length of each row.
@@ -72,7 +74,7 @@ def task(
   """
   source = Records(**records)
   vocabulary = vocabularies.load(source.vocabulary)
-  chat = Chat(template, vocabulary)
+  chat = chat_of(template, vocabulary)
 
   def conversation(record, field, where):
     answer = value(record, field, where)
@@ -147,7 +149,7 @@ def task(
     source,
     vocabulary,
     fields=tuple(filter(None, (prompt, chosen, rejected, margin))),
-    facts={"template": template, "prompt": prompt, "chosen": chosen, "rejected": rejected} | given,
+    facts={"template": template, "prompt": prompt, "chosen": chosen, "rejected": rejected} | given | chat.facts,
     streams=dict.fromkeys(SIDES, False),
     example=example,
     rows=rows,

@@ -18,8 +18,9 @@ from t5x_like import rewards, vocabularies
 from t5x_like.corpora.sources import Skip, value
 from t5x_like.data import features as declared
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, messages_of
+from t5x_like.data.supervised.chat import ASSISTANT, Message, messages_of
 from t5x_like.data.supervised.labelled import Records, Rows, labelled
+from t5x_like.data.supervised.published_template import chat_of
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import fit
 from t5x_like.data.task import Task
@@ -95,7 +96,7 @@ def task(
   if source.buckets > 1:
     raise UserError(f"config.task.buckets: found {source.buckets}, expected 1, as completions end a row")
   text = None if prompt is None else Template(prompt, "prompt")
-  chat = None if template is None else Chat(template, vocabulary)
+  chat = None if template is None else chat_of(template, vocabulary)
   begin = np.array([vocabularies.start_id(vocabulary)] if decoder else vocabularies.opening(vocabulary), np.int32)
   used_fields = (*(text.fields if text else (messages,)), *fields)
 
@@ -170,7 +171,8 @@ def task(
       "fields": list(fields),
       "decoder": decoder,
       "fields_length": fields_length,
-    },
+    }
+    | ({} if chat is None else chat.facts),
     streams={"prompt": not decoder},  # an encoder's ends with EOS
     example=example,
     rows=rows,

@@ -84,7 +84,7 @@ def _positions(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
   one, every = yarn.pop("mscale", None), yarn.pop("mscale_all_dim", None)
   factor = float(yarn.get("factor") or 1.0)
   if one and every and yarn.get("attention_factor") is None:
-    yarn["attention_factor"] = _temperature(factor, one) / _temperature(factor, every)
+    yarn["attention_factor"] = causal.temperature(factor, one) / causal.temperature(factor, every)
   position = causal.rope(Fields({n: values.get(n) for n in _ROPE} | {field: yarn}, fields.origin))
   fields.ignore(*_ROPE)
   return position, _scale(head_dim, factor, every) if every else None
@@ -93,12 +93,8 @@ def _positions(fields: Fields, head_dim: int) -> tuple[dict, float | None]:
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 
 
-def _temperature(factor: float, weight: float) -> float:
-  return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
 def _scale(head_dim: int, factor: float, every: float) -> float:
-  return head_dim**-0.5 * _temperature(factor, every) ** 2
+  return head_dim**-0.5 * causal.temperature(factor, every) ** 2
 
 
 def config(model, model_type: str | None) -> dict:

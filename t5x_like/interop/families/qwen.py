@@ -30,8 +30,9 @@ def build(fields: Fields, names: set[str]):
   if kind != "qwen2":
     design = dataclasses.replace(design, biases=("qkv", "out") if fields.take("attention_bias", False) else ())
   if kind == "qwen3_moe":
-    design = dataclasses.replace(design, experts=_experts(fields))
-    sizes |= dict(kv_heads=4, mlp="moe_intermediate_size")
+    every = _experts_every(fields)
+    design = dataclasses.replace(design, experts=_experts(fields, every), experts_every=every)
+    sizes |= dict(kv_heads=4, mlp="moe_intermediate_size" if every == 1 else "intermediate_size")
   return qwen.Model, {"variant": llama.variant_of(fields, design, **sizes)}
 
 
@@ -44,9 +45,18 @@ def _windows(fields: Fields, every: bool) -> tuple[int | None, ...]:
   return tuple(window if here else None for here in local)
 
 
-def _experts(fields: Fields) -> Experts:
+def _experts_every(fields: Fields) -> int:
+  """Return N, if only every N-th layer has experts; raise UserError if the layers are no whole periods."""
+  every = fields.take("decoder_sparse_step", 1)
+  layers = fields.take("num_hidden_layers")
+  if every < 1 or layers % every:
+    raise fields.refusal("decoder_sparse_step", every, f"a divisor of the {layers} layers")
+  return every
+
+
+def _experts(fields: Fields, every: int) -> Experts:
+  """Return the experts of a config; those beside dense layers have a width of their own."""
   fields.ignore("intermediate_size")
-  fields.only("decoder_sparse_step", 1)
   fields.only("mlp_only_layers", [], None)
   experts = fields.take("num_local_experts", 0) or fields.take("num_experts", 128)  # the new and the old spelling
   fields.ignore("num_experts")
@@ -57,6 +67,7 @@ def _experts(fields: Fields) -> Experts:
     qwen.QWEN3_MOE.experts,
     experts=experts,
     top_k=top_k,
+    mlp=None if every == 1 else fields.take("moe_intermediate_size"),
     normalise=fields.take("norm_topk_prob", False),
     balance_loss=float(fields.take("router_aux_loss_coef", 0.001)),
   )
@@ -75,7 +86,7 @@ def config(model, model_type: str | None) -> dict:
     qk_norm=[True, False],
     activation=list(causal.GATED.values()),
     experts=[None] if old else [experts],
-    experts_every=1,
+    experts_every=design.experts_every if experts else 1,
     tied=[True, False],
     **causal.one_window(design),
   )
@@ -97,9 +108,13 @@ def config(model, model_type: str | None) -> dict:
     return values | {"layer_types": causal.layer_types(design.windows, dims.layers)}
   if len(design.windows) > 1:
     raise UserError(f"design.windows is {design.windows!r}; with experts, this type has the same in every layer")
-  causal.refuse_experts(experts, normalised=False)
+  if (experts.mlp is None) != (design.experts_every == 1):
+    raise UserError(f"design.experts.mlp is {experts.mlp}; this type has a width of experts only beside dense layers")
+  causal.refuse_experts(dataclasses.replace(experts, mlp=None), normalised=False)
+  if design.experts_every > 1:
+    values["decoder_sparse_step"] = design.experts_every
   return values | {
-    "moe_intermediate_size": dims.mlp,
+    "moe_intermediate_size": experts.mlp or dims.mlp,
     "num_local_experts": experts.experts,
     "num_experts": experts.experts,
     "num_experts_per_tok": experts.top_k,
@@ -113,6 +128,9 @@ def tensors(m: Mapping) -> None:
 
 
 def _experts_of(m: Mapping, theirs: str, ours: str, at: int) -> None:
+  if f"{ours.format('moe')}/in_norm/scale" not in m.names:
+    llama.mlp(m, theirs, ours, at)
+    return
   ours = ours.format("moe")
   m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
   m.transposed(f"{theirs}.mlp.gate.weight", f"{ours}/layer/router/kernel", at)

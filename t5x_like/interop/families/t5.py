@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
+from t5x_like.interop import causal
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only, plain_core
 from t5x_like.interop.mapping import Mapping, places
@@ -13,7 +14,18 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
 MODELS = (t5.Model,)
-ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gelu": "gelu"}
+ACTIVATIONS = {
+  "relu": "relu",
+  "gated-gelu": "geglu_tanh",
+  "gated-silu": "swiglu",
+  "gelu": "gelu",
+  "gated-relu": "reglu",
+  "gated-gelu_new": "geglu_tanh",
+  "gated-swish": "swiglu",
+  "silu": "silu",
+  "swish": "silu",
+  "gelu_new": "gelu_tanh",
+}
 NAMES = ("q", "k", "v", "o")
 
 
@@ -107,7 +119,7 @@ def config(model, model_type: str | None) -> dict:
     "relative_attention_num_buckets": position.get("buckets", 32),
     "relative_attention_max_distance": position.get("max_distance", 128),
     "layer_norm_epsilon": design.norm_epsilon,
-    "feed_forward_proj": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[design.activation],
+    "feed_forward_proj": causal.name_of(ACTIVATIONS, design.activation),
     "tie_word_embeddings": design.logits_scale,  # the library takes it to mean scaling in this family
     **({"scale_decoder_outputs": design.logits_scale} if model_type == "t5" else {}),
     "pad_token_id": variant.tokens.pad,

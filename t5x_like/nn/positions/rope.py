@@ -19,8 +19,8 @@ class LinearScaling:
 
   factor: float
 
-  def __call__(self, frequency: jax.Array, theta: float) -> jax.Array:
-    return frequency / self.factor
+  def __call__(self, frequency_P: jax.Array, theta: float, length_B111: jax.Array) -> jax.Array:
+    return frequency_P / self.factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Llama3Scaling:
   high: float = 4.0
   original_length: int = 8192
 
-  def __call__(self, frequency: jax.Array, theta: float) -> jax.Array:
-    turns = self.original_length * frequency / (2 * math.pi)  # full turns within the original length
+  def __call__(self, frequency_P: jax.Array, theta: float, length_B111: jax.Array) -> jax.Array:
+    turns = self.original_length * frequency_P / (2 * math.pi)  # full turns within the original length
     kept = jnp.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
-    return frequency * (kept + (1 - kept) / self.factor)
+    return frequency_P * (kept + (1 - kept) / self.factor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +68,8 @@ class YarnScaling:
   def amplitude(self) -> float:
     return 0.1 * math.log(max(self.factor, 1.0)) + 1.0 if self.attention is None else self.attention
 
-  def __call__(self, frequency: jax.Array, theta: float) -> jax.Array:
-    pairs = frequency.shape[0]
+  def __call__(self, frequency_P: jax.Array, theta: float, length_B111: jax.Array) -> jax.Array:
+    pairs = frequency_P.shape[0]
     low, high = (
       pairs * math.log(self.original_length / (2 * math.pi * turns)) / math.log(theta)
       for turns in (self.fast, self.slow)
@@ -77,15 +77,63 @@ class YarnScaling:
     low, high = (math.floor(low), math.ceil(high)) if self.whole else (low, high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
     stretched = jnp.clip((jnp.arange(pairs, dtype=jnp.float32) - low) / (high - low or 1e-3), 0.0, 1.0)
-    return frequency * (1 - stretched + stretched / self.factor)
+    return frequency_P * (1 - stretched + stretched / self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicScaling:
+  """A base that grows with the rows that are longer than in pretraining, by `factor` ("dynamic NTK").
+
+  Attributes:
+    original_length: sequence length up to which nothing changes.
+  """
+
+  factor: float = 2.0
+  original_length: int = 2048
+
+  def __call__(self, frequency_P: jax.Array, theta: float, length_B111: jax.Array) -> jax.Array:
+    pairs = frequency_P.shape[0]
+    length_B111 = jnp.maximum(length_B111, self.original_length).astype(jnp.float32)
+    growth_B111 = self.factor * length_B111 / self.original_length - (self.factor - 1)
+    # Channel i has the frequency theta^(-i / P), and theta grows by growth^(P / (P - 1)).
+    return frequency_P * growth_B111 ** (-jnp.arange(pairs, dtype=jnp.float32) / max(pairs - 1, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class LongScaling:
+  """A factor of each wavelength, one for short rows and one for long, LongRoPE (Ding et al. 2024, arXiv:2402.13753).
+
+  Attributes:
+    short, long: the factors of all pairs of channels, for rows up to `original_length` and for longer ones.
+    original_length: sequence length before the extension.
+    factor: the extension; it decides the amplitude, sqrt(1 + ln(factor) / ln(original_length)).
+    attention: the amplitude, instead.
+  """
+
+  short: tuple[float, ...]
+  long: tuple[float, ...]
+  original_length: int
+  factor: float = 1.0
+  attention: float | None = None
+
+  @property
+  def amplitude(self) -> float:
+    if self.attention is not None:
+      return self.attention
+    return math.sqrt(1 + math.log(max(self.factor, 1.0)) / math.log(self.original_length))
+
+  def __call__(self, frequency_P: jax.Array, theta: float, length_B111: jax.Array) -> jax.Array:
+    short_P, long_P = (jnp.asarray(factors, jnp.float32) for factors in (self.short, self.long))
+    return frequency_P / jnp.where(length_B111 > self.original_length, long_P, short_P)
 
 
 class Rope(Position):
   """Rotary positions (Su et al. 2021, section 3.2.2): pairs of channels rotate with the position.
 
   Channel i of the first half is paired with channel i of the second (GPT-NeoX, Llama) or, if `interleaved`, with its
-  neighbour (the paper, PaLM). Only the first `fraction` of the channels rotate. `linear`, `llama3` or `yarn` stretches
-  the wavelengths for sequences longer than in pretraining.
+  neighbour (the paper, PaLM). Only the first `fraction` of the channels rotate. `linear`, `llama3`, `yarn`,
+  `dynamic` or `longrope` stretches the wavelengths for sequences longer than in pretraining; the last two by the length
+  of each row, which its greatest position tells.
   """
 
   def __init__(
@@ -97,21 +145,25 @@ class Rope(Position):
     linear: LinearScaling | None = None,
     llama3: Llama3Scaling | None = None,
     yarn: YarnScaling | None = None,
+    dynamic: DynamicScaling | None = None,
+    longrope: LongScaling | None = None,
   ):
-    given = [name for name, value in dict(linear=linear, llama3=llama3, yarn=yarn).items() if value]
-    if len(given) > 1:
-      raise UserError(f"config.model.design.position: found both {given[0]!r} and {given[1]!r}, expected one of them")
+    scalings = dict(linear=linear, llama3=llama3, yarn=yarn, dynamic=dynamic, longrope=longrope)
+    named = [name for name, value in scalings.items() if value]
+    if len(named) > 1:
+      raise UserError(f"config.model.design.position: found both {named[0]!r} and {named[1]!r}, expected one of them")
     self.theta = theta
     self.fraction = fraction
     self.interleaved = interleaved
-    self.scaling = linear or llama3 or yarn
-    self.amplitude = yarn.amplitude if yarn else 1.0
+    self.scaling = scalings[named[0]] if named else None
+    self.amplitude = getattr(self.scaling, "amplitude", 1.0)
 
   def rotate(self, x_BTNH: jax.Array, pos_BT: jax.Array) -> jax.Array:
     R = int(x_BTNH.shape[-1] * self.fraction)
     frequency = 1.0 / self.theta ** (jnp.arange(0, R, 2, dtype=jnp.float32) / R)
     if self.scaling is not None:
-      frequency = self.scaling(frequency, self.theta)
+      length_B111 = jnp.max(pos_BT, axis=-1, keepdims=True)[..., None, None] + 1
+      frequency = self.scaling(frequency, self.theta, length_B111)
     angle_BT1P = pos_BT[..., None, None].astype(jnp.float32) * frequency
     sin_BT1P, cos_BT1P = self.amplitude * jnp.sin(angle_BT1P), self.amplitude * jnp.cos(angle_BT1P)
     turned = _turned(self.interleaved, x_BTNH[..., :R], cos_BT1P, sin_BT1P)

@@ -220,6 +220,9 @@ PIPELINES: dict[str, Callable[[Pieces, dict[str, Any]], dict[str, Any]]] = {
   "T5Tokenizer": _t5,
   "BertTokenizer": _bert,
 }
+# Classes that `transformers` runs as Python, with rules that no `tokenizer.json` holds: Marian's pieces have other ids
+# than in its two SentencePiece models, and XLM cuts words by Moses and other programs.
+PYTHON = ("MarianTokenizer", "XLMTokenizer")
 FROM_SENTENCE_PIECE = ("LlamaTokenizer", "GemmaTokenizer", "T5Tokenizer")
 SAME = {"BartTokenizer": "RobertaTokenizer", "ElectraTokenizer": "BertTokenizer", "MT5Tokenizer": "T5Tokenizer"}
 OF_MODELS = {
@@ -236,6 +239,8 @@ OF_MODELS = {
   "switch_transformers": "T5Tokenizer",
   "bert": "BertTokenizer",
   "electra": "BertTokenizer",
+  "marian": "MarianTokenizer",
+  "xlm": "XLMTokenizer",
 }
 WHOLE = {  # model types whose `tokenizer.json` is used whole; the class serves directories without that file
   "llama": "LlamaTokenizer",

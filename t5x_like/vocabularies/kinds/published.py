@@ -186,6 +186,11 @@ def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
         raise UserError(f"{where}: {TOKENIZER} has no pieces; copy it again")
       described = pipelines.PIPELINES[name](pieces, config)
       defaults = pipelines.DEFAULTS[name]
+    elif file is None and name in pipelines.PYTHON:
+      raise UserError(
+        f"{where}: found a {name}, which is a program without a {TOKENIZER}, and is not read here;"
+        " python -m tools.convert_hf takes the weights, with the vocabulary of the recipe's data"
+      )
     elif file is None:
       raise UserError(
         f"{where}: found no {TOKENIZER}, expected one, as the tokenizer's class {name or 'is not named and'} can be"
@@ -214,6 +219,15 @@ def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
   model = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
   brought = {name: vocabularies.read(directory / name) for name in shared.FILES if (directory / name).exists()}
   return PublishedVocabulary(model, facts, brought, where)
+
+
+def python_class(directory: Place) -> str | None:
+  """Return the class of a directory's tokenizer if it is one of `pipelines.PYTHON` without a `tokenizer.json`."""
+  if (directory / TOKENIZER).exists():
+    return None
+  config = tokenizer_files.read(directory, CONFIG) or {}
+  name = pipelines.class_of(config, tokenizer_files.read(directory, MODEL_CONFIG) or {}, None)
+  return name if name in pipelines.PYTHON else None
 
 
 def _facts(where: str, ids: dict[str, int], named: dict[str, str], model_config: dict, config: dict, pattern) -> Facts:

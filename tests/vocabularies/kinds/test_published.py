@@ -12,8 +12,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 import published
 from t5x_like import vocabularies
 from t5x_like.errors import UserError
+from t5x_like.training import importing
 from t5x_like.vocabularies.kinds import tokenizer as tokenizers_kind
 from t5x_like.vocabularies.kinds.published import PublishedVocabulary
+from tools import convert_hf
 
 KINDS = list(published.CONFIGS)
 CHARACTERS = st.characters(exclude_categories=["Cs"])
@@ -266,3 +268,21 @@ def test_words_and_special_ids_of_missing_pieces(loaded):
   with pytest.raises(UserError, match="found no mask piece and 0 sentinels.*--sentinels takes unused pieces"):
     vocabularies.special(loaded["gpt2"], "mask")
   assert np.array_equal(loaded["t5"].sentinels, np.arange(loaded["t5"].size - 1, loaded["t5"].size - 101, -1))
+
+
+@pytest.mark.parametrize("kind, name", [("marian", "MarianTokenizer"), ("xlm", "XLMTokenizer")])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_class_that_is_a_program_is_refused_and_its_weights_can_be_taken(kind, name, named, tmp_path, monkeypatch):
+  """As `save_pretrained` of the library writes them, or older files, whose model type tells the class."""
+  (tmp_path / "vocab.json").write_text('{"</s>": 0, "<unk>": 1, "a</w>": 2, "<pad>": 3}')
+  (tmp_path / "merges.txt").write_text("")
+  (tmp_path / "source.spm").write_bytes(published.t5())
+  (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+  if named:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+  with pytest.raises(UserError, match=f"found a {name}, .* tools.convert_hf takes the weights") as refusal:
+    vocabularies.load(str(tmp_path))
+  assert "save_pretrained" not in str(refusal.value)
+  vocabulary = vocabularies.load("bytes")
+  monkeypatch.setattr(importing, "vocabulary_of", lambda config: vocabulary)
+  assert convert_hf._vocabulary(None, str(tmp_path), None) is vocabulary

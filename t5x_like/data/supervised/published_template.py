@@ -1,0 +1,298 @@
+"""Conversations in the chat template that a tokenizer was published with, a Jinja program.
+
+A template is a program of others, so that it runs in a process of its own (`template_program`), in a sandbox, with
+limits of its size, its output, its memory and its time.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_like.corpora.sources import Skip
+from t5x_like.data.supervised.chat import ASSISTANT, TEMPLATES, Chat, Message, written
+from t5x_like.errors import UserError, one_line
+from t5x_like.files import checked_json
+from t5x_like.vocabularies import CONFIG, Vocabulary, start_id
+
+PUBLISHED = "published"  # the name of such a template in a recipe or a flag
+FILE = "chat_template.jinja"
+MOST_CHARACTERS = 2**18
+SECONDS = 30.0  # of a rendering, on a machine with much other work
+
+_PROGRAM = pathlib.Path(__file__).with_name("template_program.py")
+_SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_QUESTIONS = ("Where is the fox?", "And the dog?")
+_ANSWER = "Here it is."
+_PROBES = (
+  (Message("system", "Be brief."), Message("user", _QUESTIONS[0])),
+  (Message("user", _QUESTIONS[0]), Message(ASSISTANT, _ANSWER), Message("user", _QUESTIONS[1])),
+)
+
+
+def text_of(vocabulary: Vocabulary) -> str | None:
+  """Return the chat template in a vocabulary's files: `chat_template.jinja`, or that of its tokenizer_config.json."""
+  files = getattr(vocabulary, "brought", {})
+  if FILE in files:
+    return files[FILE].decode("utf-8", "replace")
+  template = _config(vocabulary).get("chat_template")
+  if isinstance(template, list):  # several, by name
+    named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+    template = named.get("default")
+  return template if isinstance(template, str) else None
+
+
+def chat_of(template: str | dict[str, Any], vocabulary: Vocabulary) -> "Chat | PublishedChat":
+  """Return the writer of conversations for a template: `published`, or one that `chat.template_of` knows.
+
+  Raises:
+    UserError: the template is unknown or unusable, or the vocabulary lacks what it needs.
+  """
+  return PublishedChat(vocabulary) if template == PUBLISHED else Chat(template, vocabulary)
+
+
+def describe(template: str | dict[str, Any], vocabulary: Vocabulary) -> str:
+  """Return a template's name for people; a published one that writes as a template here does has its name too."""
+  if template != PUBLISHED:
+    return f"the chat template {template!r}" if isinstance(template, str) else "the chat template of its recipe"
+  name = PublishedChat(vocabulary).known_name
+  return "the model's own chat template" + (f" ({name})" if name else "")
+
+
+class Renderer:
+  """Renders conversations by a template, in a process that is started when it is first used.
+
+  Args:
+    template: the Jinja text.
+    variables: of the template, such as `bos_token`.
+    origin: the name of the template in messages.
+  Raises:
+    UserError: the template is too long.
+  """
+
+  def __init__(self, template: str, variables: dict[str, str], origin: str):
+    if len(template) > MOST_CHARACTERS:
+      raise UserError(f"{origin}: found {len(template)} characters, expected at most {MOST_CHARACTERS}; {_REMEDY}")
+    self._first = {"template": template, "variables": variables}
+    self._origin = origin
+    self._process: subprocess.Popen | None = None
+    self._owner = 0  # the process that started it: one that is forked starts another
+    self._lock = threading.Lock()
+
+  def __call__(self, messages: Sequence[Message], prompt: bool) -> tuple[str, list[list[int]]]:
+    """Return the text of a conversation and the [begin, end) of answers that the template marks.
+
+    Args:
+      prompt: whether the text ends with the beginning of an answer.
+    Raises:
+      UserError: the template refuses the conversation, or exceeds a limit.
+    """
+    request = {"messages": [message._asdict() for message in messages], "add_generation_prompt": prompt}
+    with self._lock:
+      if self._process is None or self._owner != os.getpid():
+        self._start()
+      answer = self._ask(request)
+    return answer["text"], answer["answers"]
+
+  def _start(self) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    command = [sys.executable, "-P", str(_PROGRAM)]
+    self._process = subprocess.Popen(command, text=True, encoding="utf-8", **pipes)
+    self._owner = os.getpid()
+    self._ask(self._first)
+
+  def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    process = self._process
+    timer = threading.Timer(SECONDS, process.kill)
+    timer.daemon = True
+    timer.start()
+    try:
+      process.stdin.write(json.dumps(request) + "\n")
+      process.stdin.flush()
+      line = process.stdout.readline()
+    except BrokenPipeError:
+      line = ""
+    finally:
+      timer.cancel()
+    if not line:
+      self._end()
+      raise UserError(f"{self._origin}: it takes more than {SECONDS:.0f} s or too much memory; {_REMEDY}")
+    answer = json.loads(line)
+    if "error" in answer:
+      if request is self._first:
+        self._end()
+      raise UserError(f"{self._origin}: {one_line(ValueError(answer['error']))}; change the conversation, or {_REMEDY}")
+    return answer
+
+  def _end(self) -> None:
+    self._process.kill()
+    self._process.wait()
+    self._process.stdin.close()
+    self._process.stdout.close()
+    self._process = None
+
+  def __del__(self):
+    if getattr(self, "_process", None) is not None and self._owner == os.getpid():
+      self._process.kill()
+      self._process.wait()
+
+
+_REMEDY = f"name a template instead, such as {', '.join(TEMPLATES)}"
+
+
+class PublishedChat:
+  """Writes conversations in the template that a vocabulary was published with; see `Chat`, whose methods it has.
+
+  Raises:
+    UserError: the vocabulary has no template, or splits special pieces that occur in text.
+  """
+
+  def __init__(self, vocabulary: Vocabulary):
+    template = text_of(vocabulary)
+    where = "config.task.template or --template"
+    if template is None:
+      raise UserError(f"{where}: found 'published', but the tokenizer has no chat template; {_REMEDY}")
+    if not vocabulary.specials_in_text:
+      raise UserError(f"{where}: found 'published', but the tokenizer splits special pieces; {_REMEDY}")
+    self._vocabulary = vocabulary
+    self._render = _renderer(vocabulary)
+    pieces = vocabulary.pieces_of(sorted(vocabulary.special_ids))
+    self._special = re.compile(r"\s*(" + "|".join(re.escape(piece) for piece in pieces if piece.strip()) + ")")
+    self._start = start_id(vocabulary)
+
+  @functools.cached_property
+  def known_name(self) -> str | None:
+    """The template of `TEMPLATES` that writes turns in the same way, or None.
+
+    The published one may begin with a start token, or with an instruction where the conversation has none.
+    """
+    eos, start = self._vocabulary.pieces_of([self._vocabulary.eos_id, self._start])
+    texts = []
+    for messages in _PROBES:
+      try:
+        texts.append((messages, self._render(messages, True)[0]))
+      except UserError:  # many templates have no turn of the system
+        continue
+    for name, template in TEMPLATES.items():
+      matches = []
+      for messages, text in texts:
+        if all(message.role in template.turns for message in messages):
+          matches.append(text.endswith(written(template, messages, eos).removeprefix(start)))
+      if matches and all(matches):
+        return name
+    return None
+
+  @functools.cached_property
+  def end(self) -> int:
+    """The id that ends an answer: of the first special piece behind it, or EOS."""
+    text, _ = self._render(_PROBES[1], False)
+    place = text.rfind(_ANSWER)
+    piece = self._special.match(text, place + len(_ANSWER)) if place >= 0 else None
+    if piece is None:
+      return self._vocabulary.eos_id
+    return int(self._vocabulary.encode(piece[1])[0])
+
+  @property
+  def facts(self) -> dict[str, Any]:
+    """Return all that determines the ids besides the vocabulary; JSON."""
+    return {"published": hashlib.sha256(text_of(self._vocabulary).encode()).hexdigest()}
+
+  def check(self, messages: Sequence[Message], where: str) -> Skip | None:
+    """Return why a conversation is unusable to learn from: it has no answer, or is no `check_prompt`."""
+    skip = self.check_prompt(messages, where)
+    if skip is None and not any(message.role == ASSISTANT for message in messages):
+      skip = Skip("no answer")
+    return skip
+
+  def check_prompt(self, messages: Sequence[Message], where: str) -> Skip | None:
+    """Return why a conversation is unusable, if it is: an empty answer, or a content that spells a special piece."""
+    for message in messages:
+      if message.role == ASSISTANT and not message.content.strip():
+        return Skip("empty answer")
+      if self._special.search(message.content):
+        return Skip("special piece in a message")
+    return None
+
+  def __call__(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
+    """Return (ids int32 [n], int8 [n] with 1 at the assistant's words), up to the end of the last answer.
+
+    Raises:
+      UserError: the template refuses the conversation, or does not write an answer as it is.
+    """
+    last = max(number for number, message in enumerate(messages) if message.role == ASSISTANT)
+    messages = messages[: last + 1]
+    text, spans = self._render(messages, False)
+    if not spans:
+      spans = self._spans(messages, text)
+    ids, offsets = self._vocabulary.encode_with_offsets(text)
+    first_n, past_n = np.asarray(offsets, np.int64).reshape(-1, 2).T
+    learned = np.zeros(len(ids), np.int8)
+    for begin, end in spans:
+      learned[(begin < past_n) & (first_n < end) & (first_n < past_n)] = 1  # a first piece may have a space before
+    if not learned.any():
+      raise UserError(f"the chat template writes no answer that can be learned; {_REMEDY}")
+    length = int(np.flatnonzero(learned)[-1]) + 1
+    first = int(ids[:1] == [self._start])
+    return np.asarray(ids[first:length], np.int32), learned[first:length]
+
+  def _spans(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
+    """Return the characters of each answer with the piece that ends it, which what is asked before it tells."""
+    spans = []
+    place = 0
+    for number, message in enumerate(messages):
+      if message.role != ASSISTANT:
+        continue
+      if number:
+        before, _ = self._render(messages[:number], True)
+        place = max(place, len(os.path.commonprefix([before, text])))
+      content = message.content.strip()
+      at = text.find(content, place)
+      if at < 0:
+        raise UserError(f"the chat template does not write the answer {content[:40]!r} as it is; {_REMEDY}")
+      begin = place if number else at
+      place = at + len(content)
+      if piece := self._special.match(text, place):
+        place = piece.end()
+      spans.append((begin, place))
+    return spans
+
+  def prompt(self, messages: Sequence[Message]) -> list[int]:
+    """Return the ids from which an answer is generated, without the decoder's start token."""
+    ids = self.opened(messages)
+    return ids[1:] if ids[:1] == [self._start] else ids
+
+  def opened(self, messages: Sequence[Message]) -> list[int]:
+    """Return the ids from which an answer is generated, as the template writes them."""
+    text, _ = self._render(messages, True)
+    return [int(i) for i in self._vocabulary.encode(text)]
+
+
+def _config(vocabulary: Vocabulary) -> dict[str, Any]:
+  data = getattr(vocabulary, "brought", {}).get(CONFIG, b"{}")
+  return checked_json.parsed(data.decode("utf-8", "replace"), dict, CONFIG, "the config of a tokenizer")
+
+
+@functools.lru_cache(4)
+def _renderer(vocabulary: Vocabulary) -> Renderer:
+  """Return the renderer of a vocabulary's template, with the special pieces that its config names."""
+  config = _config(vocabulary)
+  variables = {}
+  for name in _SPECIAL:
+    piece = config.get(f"{name}_token")
+    if isinstance(piece, dict):
+      piece = piece.get("content")
+    i = getattr(vocabulary, f"{name}_id", None)
+    if piece is None and i is not None:
+      piece = vocabulary.pieces_of([i])[0]
+    if isinstance(piece, str):
+      variables[f"{name}_token"] = piece
+  return Renderer(text_of(vocabulary), variables, "the model's own chat template")
