@@ -9,7 +9,7 @@ import functools
 import json
 import pathlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, Unpack, get_args, overload
 
 import numpy as np
