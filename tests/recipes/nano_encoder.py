@@ -15,6 +15,7 @@ def get_config(arg: str = ""):
   config.model.variant = "nano"
   config.model.design = {"init_stddev": 0.3}
   config.phases = {}
+  config.schedule.decay = "after_warmup"  # the second step's rate is that of a longer run, which tests go on with
   config.evals = {}
   config.peak_flops = 1e11
   return config
