@@ -87,7 +87,7 @@ def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformat
   if missing and all(name.startswith("ema/") for name in missing):
     begin = jax.jit(
       lambda params: {name: x for name, x in to_named(optimizer.init(params)).items() if name in missing},
-      out_shardings={name: x for name, x in to_named(own.opt_state).items() if name in missing},
+      out_shardings={name: x.sharding for name, x in to_named(like.opt_state).items() if name in missing},
     )
     named |= begin(params)
     missing = set()

@@ -1,5 +1,7 @@
 """What a config.json leaves out has the library's default; `make parity` has every field of every type."""
 
+import math
+
 import pytest
 
 from interop.test_decoders import built
@@ -70,3 +72,17 @@ def test_fields_that_cannot_change_the_function_are_named_once(caplog):
   assert all(f"'{name}'" in record.getMessage() for name in more)
   with pytest.raises(UserError, match="field 'clip_qkv' is 8, which this model type is not known to have"):
     built(LLAMA | more | {"clip_qkv": 8})
+
+
+def test_yarn_takes_its_length_and_factor_from_the_config():
+  def yarn(values, **more):
+    return built(
+      LLAMA | {"max_position_embeddings": 64, "rope_scaling": {"type": "yarn"} | values} | more
+    ).design.position["yarn"]
+
+  assert yarn({"factor": 4.0, "attn_factor": 1.0, "finetuned": True}) == {"factor": 4.0, "original_length": 64}
+  assert yarn({"original_max_position_embeddings": 16}) == {"factor": 4.0, "original_length": 16}
+  beside = yarn({"factor": 2.0, "original_max_position_embeddings": 32}, original_max_position_embeddings=16)
+  assert beside == {"factor": 2.0, "original_length": 16}
+  weighted = yarn({"factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5})
+  assert weighted["attention"] == pytest.approx((0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1))
