@@ -153,7 +153,7 @@ class TextClassification:
       raise UserError(f"{error}; {advice}") from None
     if not any(part.strip() for part in parts):
       return None
-    return parts if self.pairs else parts[0]
+    return tuple(parts) if self.pairs else parts[0]  # a list would be a conversation
 
   def encode(self, inputs: Sequence[Input], origin: str) -> Rows:
     """Encode inputs as rows of the model.

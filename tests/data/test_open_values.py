@@ -98,6 +98,7 @@ def test_the_same_rows_are_held_out_each_time_and_few_rows_lose_more(read):
 def test_labels_are_those_of_the_table_in_order(labels, expected, read):
   config, notes = read("lines.jsonl", json_lines(labels))
   if expected is None:
+    assert config.model.head.labels == 1
     assert config.task.labels is None and config.selection.metric == "eval/validation/pearson"
     assert "scores" not in config.evals.validation and "a regression" in notes[2]
   else:

@@ -110,7 +110,7 @@ def test_inputs_come_from_lines_and_from_tables_with_the_columns_of_training(tmp
   one, two = classifier(), classifier(pair="{b}")
   assert read("new.txt", "x, y\n\nz\n", one) == ["x, y", None, "z"]
   assert read("new.csv", 'n,a\n1,"x, y"\n2,\n', one) == ["x, y", None]
-  assert read("new.tsv", "a\tb\nx\ty\n", two) == [["x", "y"]]
+  assert read("new.tsv", "a\tb\nx\ty\n", two) == [("x", "y")]
   assert read("new.jsonl", '{"a": "x"}\n\n{"a": 5}\n', one) == ["x", None, "5"]
   assert read("other.jsonl", '{"body": "x"}\n', one, "body") == read("other.csv", "body\nx\n", one, "body") == ["x"]
   for name, content in (("wrong.jsonl", '{"body": "x"}\n'), ("wrong.csv", "body\nx\n")):

@@ -56,7 +56,9 @@ def complete(config: ConfigDict) -> tuple[ConfigDict, list[str]]:
 
 
 def _evaluate_numbers(config: ConfigDict) -> None:
-  """Score a regression by its correlation instead of the scores of classes, in place."""
+  """Give the head one output, and score a regression by its correlation instead of the scores of classes, in place."""
+  if "labels" not in config.model.head:
+    config.model.head.labels = 1
   for values in config.evals.values():
     if values.get("name") == _TASK and "scores" in values:
       del values["scores"]
