@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +94,7 @@ def test_a_run_of_a_variant_given_by_all_of_its_fields_can_be_started_from(pretr
   saved["model"]["variant"] = dataclasses.asdict(bert.VARIANTS["nano"])
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / "config.json").write_text(json.dumps(saved))
-  (tmp_path / "run" / "vocabulary").symlink_to(pretrained / "vocabulary")
+  shutil.copytree(pretrained / "vocabulary", tmp_path / "run" / "vocabulary")
   overrides = [*fine_tuning("classification", tmp_path), "task.length=100"]
   init = f"init={json.dumps({'workdir': str(tmp_path / 'run')})}"
   found = build(resolve(recipes.load(ENCODER, [*overrides, init]))).model
