@@ -29,7 +29,7 @@ class SentencePieceVocabulary(Vocabulary):
   `cc_all.32000.100extra` and `mc4.250000.100extra` have them. They keep their ids and none are added. Text spelled
   like a sentinel is text. (In T5X, where they are user-defined pieces, it becomes the sentinel after a space.)
 
-  A piece that begins with the word mark U+2581 starts a word. `mask_id`, `cls_id` and `sep_id` are the control pieces
+  `mask_id`, `cls_id` and `sep_id` are the control pieces
   `[MASK]`, `[CLS]` and `[SEP]` (or `<mask>`, ...); `bos_id` is the model's bos.
 
   Args:
@@ -59,8 +59,6 @@ class SentencePieceVocabulary(Vocabulary):
     self.mask_id, self.cls_id, self.sep_id = found["mask"], found["cls"], found["sep"]
     self.bos_id = self._processor.bos_id() if self._processor.bos_id() >= 0 else found["bos"]
     self.special_ids = shared.special_ids(self)
-    spelled = (self._processor.id_to_piece(i) for i in range(self.pieces))
-    self.starts_word = shared.words(self, (piece.startswith(_WORD_START) for piece in spelled))
     self.fingerprint = shared.fingerprint(KIND, self.model, self.extra_ids)
 
   def encode(self, text: str) -> list[int]:
@@ -85,6 +83,19 @@ class SentencePieceVocabulary(Vocabulary):
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
     return [shared.sentinel_piece(self, i) or self._processor.id_to_piece(i) for i in map(int, ids)]
+
+  def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
+    return [b"" if int(i) in self.special_ids else self._data(int(i)) for i in ids]
+
+  def _data(self, i: int) -> bytes:
+    if i >= self.pieces or self._processor.is_control(i):
+      return b""
+    if i == UNK_ID:
+      return "\ufffd".encode()
+    piece = self._processor.id_to_piece(i)
+    if self._processor.is_byte(i):
+      return bytes([int(piece[3:5], 16)])
+    return piece.replace(_WORD_START, " ").encode()
 
   def save(self, directory) -> None:
     shared.save(directory, KIND, self, {MODEL_FILE: self.model})
