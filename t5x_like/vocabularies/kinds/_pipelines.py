@@ -14,7 +14,7 @@ from t5x_like.errors import UserError, one_line
 
 WORD = "\u2581"  # SentencePiece's mark of a space
 LONGEST_PIECE = 8000  # bytes; the sentencepiece library opens no model with a piece of this length
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of a SentencePiece model's pieces
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # types of a SentencePiece model's pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +67,7 @@ def _model_proto() -> type:
   messages = {
     "Piece": [("piece", 1, 1, text), ("score", 2, 1, number), ("type", 3, 1, 5)],
     "Normalizer": [
+      ("name", 1, 1, text),
       ("precompiled_charsmap", 2, 1, data),
       ("add_dummy_prefix", 3, 1, flag),
       ("remove_extra_whitespaces", 4, 1, flag),
@@ -81,10 +82,14 @@ def _model_proto() -> type:
     ],
   }
   file = descriptor_pb2.FileDescriptorProto(name="t5x_like/sentencepiece.proto", package="spm", syntax="proto2")
+  defaults = dict.fromkeys(("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"), "true")
+  defaults |= {"type": "1", "model_type": "1"}  # a normal piece, a unigram model
   for name, fields in messages.items():
     message = file.message_type.add(name=name)
     for field, at, label, kind, *of in fields:
-      message.field.add(name=field, number=at, label=label, type=kind, **({"type_name": of[0]} if of else {}))
+      added = message.field.add(name=field, number=at, label=label, type=kind, **({"type_name": of[0]} if of else {}))
+      if field in defaults:
+        added.default_value = defaults[field]
   pool = descriptor_pool.DescriptorPool()
   pool.Add(file)
   return message_factory.GetMessageClass(pool.FindMessageTypeByName("spm.Model"))

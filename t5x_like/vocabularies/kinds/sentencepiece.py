@@ -1,6 +1,7 @@
 """SentencePiece models (Kudo and Richardson 2018) with T5's sentinels on top, or with sentinels of their own."""
 
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from t5x_like import vocabularies
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.places import Place
 from t5x_like.vocabularies.kinds import _growth as growth
-from t5x_like.vocabularies.kinds._pipelines import CONTROL, charsmaps, is_unigram, model_proto
+from t5x_like.vocabularies.kinds import _sentencepiece_json as sentencepiece_json
+from t5x_like.vocabularies.kinds._pipelines import CONTROL, charsmaps, model_proto
 from t5x_like.vocabularies.kinds._shared import T5_EXTRA_IDS
 from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, UNK_ID, Vocabulary
 
@@ -29,8 +31,8 @@ class SentencePieceVocabulary(Vocabulary):
   `cc_all.32000.100extra` and `mc4.250000.100extra` have them. They keep their ids and none are added. Text spelled
   like a sentinel is text. (In T5X, where they are user-defined pieces, it becomes the sentinel after a space.)
 
-  `mask_id`, `cls_id` and `sep_id` are the control pieces
-  `[MASK]`, `[CLS]` and `[SEP]` (or `<mask>`, ...); `bos_id` is the model's bos.
+  `mask_id`, `cls_id` and `sep_id` are the control pieces `[MASK]`, `[CLS]` and `[SEP]` (or `<mask>`, ...); `bos_id` is
+  the model's bos.
 
   Args:
     model: the serialised model (the bytes of a `.model` file).
@@ -101,11 +103,23 @@ class SentencePieceVocabulary(Vocabulary):
     shared.save(directory, KIND, self, {MODEL_FILE: self.model})
 
   def exported(self) -> dict[str, bytes]:
-    files = {vocabularies.SENTENCE_PIECE[0]: self.model}
-    if is_unigram(model_proto(self.model, KIND)):  # `T5Tokenizer` assumes this of every model
-      config = {"tokenizer_class": "T5Tokenizer", "extra_ids": self.size - self.pieces}
-      files[vocabularies.CONFIG] = shared.config(self, config)
-    return files
+    """Return a `tokenizer.json` with the ids of training, or the files of `T5Tokenizer` for a T5's model with
+    user-defined pieces.
+
+    Raises:
+      UserError: the tokenizers library has no such model.
+    """
+    proto = model_proto(self.model, KIND)
+    if sentencepiece_json.needs_t5s_class(proto):
+      config = shared.config(self, {"tokenizer_class": "T5Tokenizer", "extra_ids": self.size - self.pieces})
+      return {vocabularies.SENTENCE_PIECE[0]: self.model, vocabularies.CONFIG: config}
+    special = sorted({*self.special_ids, UNK_ID})
+    spelled = dict(zip(special, self.pieces_of(special)))
+    described = sentencepiece_json.described(proto, spelled, "vocabulary")
+    return {
+      vocabularies.TOKENIZER: (json.dumps(described, ensure_ascii=False, indent=1) + "\n").encode(),
+      vocabularies.CONFIG: shared.config(self, {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    }
 
   def _special(self, spelling: str) -> int | None:
     """Return the id of a control piece, which encoding never produces; None for other pieces."""
