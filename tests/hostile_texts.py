@@ -43,14 +43,14 @@ def texts(count: int) -> list[str]:
   """Random texts without special spellings and without marks that stand by themselves."""
   draw = random.Random(0)
   words = [word for script in SCRIPTS.values() for word in script.split()]
-  found = []
+  drawn = []
   for _ in range(count):
     parts = []
     for _ in range(draw.randint(0, 12)):
       parts.append(draw.choice(words) if draw.random() < 0.6 else "".join(draw.choices(ODD, k=draw.randint(1, 4))))
       parts.append(" " * draw.randint(0, 1))
-    found.append("".join(parts))
-  return found
+    drawn.append("".join(parts))
+  return drawn
 
 
 @functools.cache

@@ -5,12 +5,13 @@ BERT (Devlin et al. 2019, section 3.1) chooses 15% of the tokens: 80% of these b
 tokens (ties to even, and at least 1), so 76 of 510. BERT's code takes 15% of all tokens, including [CLS] and [SEP] (77
 of 512), and at most `max_predictions_per_seq` (by default 20, for length 128); here the rate applies to the ordinary
 tokens, in short rows too, without a limit. Special tokens are never chosen. Random tokens are uniform over the ordinary
-ids, where BERT's code draws from the whole vocabulary. The modes choose, within the budget:
+ids, where BERT's code draws from the whole vocabulary. Words are found in the text of the ids, in any script, by
+`boundaries`. The modes choose, within the budget:
 
 - `tokens`: a uniformly random subset of exactly that size.
 - `words`: whole words in a uniformly random order, each if it still fits (BERT's whole-word masking; as in its code,
   long words are therefore chosen slightly less often). The budget is never exceeded, and is not used up only if no
-  remaining word fits.
+  remaining word fits. In a row of which no word fits, words are cut between letters.
 - `spans`: SpanBERT (Joshi et al. 2020, section 3.1): spans of a geometric number of words (p = 0.2, at most 10, so 3.8
   on average) that start at uniformly random words, until the budget is spent. A span ends before the next special
   token, and the last one is cut to the whole words that fit the budget (their code cuts it within a word). Spans
