@@ -63,8 +63,8 @@ def vocabulary(kind: str) -> Vocabulary:
   if kind == "english_bytes":
     lines = lines[:1] * 3
   options = {
-    "unigram": dict(size=270, model_type="unigram"),
-    "unigram_bytes": dict(size=525, model_type="unigram", byte_fallback=True),
+    "unigram": dict(size=274, model_type="unigram"),
+    "unigram_bytes": dict(size=530, model_type="unigram", byte_fallback=True),
     "english_bytes": dict(size=290, model_type="unigram", byte_fallback=True),
     "bpe": dict(size=350, model_type="bpe"),
     "bpe_bytes": dict(size=600, model_type="bpe", byte_fallback=True),
