@@ -10,7 +10,18 @@ import pytest
 REPO = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = "t5x_like"
 # The ground, which every room may import.
-GROUND = ("config", "errors", "files", "metrics", "redaction", "resolution", "slots", "terminal_text", "trust")
+GROUND = (
+  "config",
+  "errors",
+  "files",
+  "metrics",
+  "redaction",
+  "resolution",
+  "segmentation",
+  "slots",
+  "terminal_text",
+  "trust",
+)
 FLOORS = {
   **dict.fromkeys((*GROUND, "nn", "parallel"), 0),
   "vocabularies": 0.1,

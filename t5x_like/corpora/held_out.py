@@ -11,18 +11,21 @@ import dataclasses
 import hashlib
 import itertools
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from t5x_like import segmentation
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.sources import Source
 from t5x_like.corpora.sources._files import SPLIT_WORDS
 from t5x_like.errors import UserError
 
 _FEW = 1000  # of more documents, none is cut
-_ENDS = {  # the longer an end, the earlier it is tried
-  "a line": re.compile(r"\n+"),
-  "a sentence": re.compile(r"[.!?][\"'\u201d\u2019)]*\s+|[\u3002\uff01\uff1f]+\s*"),
-  "a word": re.compile(r"\s+"),
+_LINE, _SPACE = re.compile(r"\n+"), re.compile(r"\s+")
+_ENDS: dict[str, Callable[[str, int, int], Iterator[int]]] = {  # the longer an end, the earlier it is tried
+  "a line": lambda text, start, end: (match.end() for match in _LINE.finditer(text, start, end)),
+  "a sentence": segmentation.sentence_ends,
+  "a word": lambda text, start, end: (match.end() for match in _SPACE.finditer(text, start, end)),
 }
 
 
@@ -109,9 +112,9 @@ def _cut(documents: Documents, lengths: dict[str, int], fraction: float) -> tupl
     key = last
   text = next(text for text in documents.wanted("train") if _hash(text) == key)
   least = max(1, int(wanted))
-  for end, pattern in _ENDS.items():
+  for end, places in _ENDS.items():
     low, high = max(1, len(text) - least - least // 2), min(len(text) - 1, len(text) - least // 2)
-    found = [match.end() for match in pattern.finditer(text, max(0, low - 1), high + 1) if low <= match.end() <= high]
+    found = [place for place in places(text, max(0, low - 1), high + 1) if low <= place <= high]
     if found:
       return key, min(found, key=lambda at: (abs(len(text) - least - at), at)), end
   return key, max(len(text) - least, 1), "a character"

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t5x_like import segmentation
 from t5x_like.decoding.generate import sample
 from t5x_like.decoding.sampling import Temperature
 from t5x_like.errors import UserError
@@ -148,7 +149,10 @@ class Evaluator:
 
     def begins(place: int) -> bool:
       rest = texts[-1][len(texts[place]) :]
-      return bool(rest.strip()) and (rest[0].isspace() or texts[place][-1:].isspace())
+      if not rest.strip():
+        return False
+      unspaced = segmentation.kind(rest[0]) == segmentation.Kind.UNSPACED
+      return unspaced or rest[0].isspace() or texts[place][-1:].isspace()
 
     return min(filter(begins, range(1, len(ids))), key=lambda place: abs(place - cut), default=max(cut, 1))
 

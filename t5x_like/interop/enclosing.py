@@ -18,14 +18,14 @@ def files(vocabulary: Vocabulary, features: Mapping[str, Any]) -> dict[str, byte
   """Return the files of a vocabulary by name.
 
   A `tokenizer.json` made here gets the post-processor of the model: CLS and SEP around an encoder's text, the start
-  token before a decoder's, EOS behind an encoder-decoder's and a caption. So does SentencePiece's unigram model, in
-  this form, except for encoder-decoders: `T5Tokenizer`, which reads its own form, always adds EOS. Published tokenizers
-  keep their own.
+  token before a decoder's, EOS behind an encoder-decoder's and a caption. So does a SentencePiece model, as a
+  `tokenizer.json`. Published tokenizers keep their own.
 
   Args:
     features: by name, of the model's training.
   Raises:
-    UserError: an encoder's vocabulary has neither CLS and SEP nor sentinels for them.
+    UserError: an encoder's vocabulary has neither CLS and SEP nor sentinels for them, or the vocabulary has no form in
+      which `transformers` would give the ids of training.
   """
   found = vocabulary.exported()
   if CONFIG not in found or vocabulary.around() is not None:

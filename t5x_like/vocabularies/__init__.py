@@ -5,9 +5,10 @@ In vocabularies made here pad is 0, eos 1, unk 2, and the top `extra_ids` ids ar
 file of `kinds/`, imported when a vocabulary of the kind is opened:
 
 - `sentencepiece`: a SentencePiece model (Kudo and Richardson 2018); the sentinels are added on top of its pieces, so
-  T5's model of 32,000 pieces has size 32,100 and sentinel 0 is id 32,099 (Raffel et al. 2020). `decode` does not
-  restore text that the model's normaliser folds: NFKC forms, runs of spaces, line ends and, without byte fallback,
-  characters that are in no piece. Text after a sentinel starts a new word.
+  T5's model of 32,000 pieces has size 32,100 and sentinel 0 is id 32,099 (Raffel et al. 2020). A model that has
+  sentinels among its pieces, such as T5X's `cc_all.32000.100extra`, keeps their ids instead. `decode` does not restore
+  text that the model's normaliser folds: NFKC forms, runs of spaces, line ends and, without byte fallback, characters
+  that are in no piece. Text after a sentinel starts a new word.
 - `tokenizer`: a `tokenizer.json` made here with the tokenizers library: WordPiece or byte-level BPE.
 - `published`: the tokenizer of a Hugging Face directory, with the ids of `transformers`.
 - `bytes`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for any Unicode text. 125
@@ -62,7 +63,7 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
 
   Args:
     path_or_name: a directory written by `save`, a Hugging Face directory or its `tokenizer.json`, a SentencePiece
-      `*.model` file (100 sentinels, as in T5), or `bytes`.
+      `*.model` file (100 sentinels, as in T5, unless the model has its own), or `bytes`.
     sentinels: for a Hugging Face directory, the pattern of the pieces to use as sentinels, such as `<unused{}>`.
 
   Raises:

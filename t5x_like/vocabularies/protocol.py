@@ -1,11 +1,13 @@
 """The vocabulary protocol and its special ids."""
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+from t5x_like import segmentation
 from t5x_like.errors import UserError
 
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
@@ -30,8 +32,8 @@ class Vocabulary(Protocol):
     specials_in_text: whether text spelled like a special piece becomes that piece, as in `transformers`; never in
       vocabularies made here.
     spaces_apart: whether the space before a word is an id of its own, as in bytes.
-    starts_word: bool [size], whether an id begins a new word, for masking and cutting by whole words; true of every
-      special id. Each kind of vocabulary defines its words.
+    starts_word: read-only bool [size], whether an id begins a new word in any text, by `segmentation`; true of every
+      special id. Where it depends on the ids around, as for a part of a letter, `data.preprocessors.boundaries` tells.
     fingerprint: SHA-256, hexadecimal, of everything that determines ids.
   """
 
@@ -49,7 +51,6 @@ class Vocabulary(Protocol):
   specials_in_text: bool = False
   spaces_apart: bool = False
   special_ids: frozenset[int]
-  starts_word: np.ndarray
   fingerprint: str
 
   def encode(self, text: str) -> list[int]:
@@ -67,6 +68,21 @@ class Vocabulary(Protocol):
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
     """Return the spelling of each id, special ids included, for display."""
+
+  def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
+    """Return the UTF-8 bytes of text that each id stands for, which may be a part of a letter; empty for special ids.
+
+    They begin with a space if the id begins a word wherever it stands. The unknown id stands for U+FFFD.
+    """
+    return [b"" if i in self.special_ids else self.pieces_of([i])[0].encode() for i in map(int, ids)]
+
+  @functools.cached_property
+  def starts_word(self) -> np.ndarray:
+    begins = (not data or segmentation.begins_word(data) for data in self.bytes_of(range(self.size)))
+    table = np.fromiter(begins, bool, self.size)
+    table[list(self.special_ids)] = True
+    table.flags.writeable = False
+    return table
 
   def save(self, directory) -> None:
     """Write a directory for `load`; saving the same vocabulary again writes the same bytes."""

@@ -1,11 +1,12 @@
 """Cleaning: each filter of C4."""
 
+import random
 from collections import Counter
 
 import pytest
 
-from t5x_like import trust
-from t5x_like.corpora.cleaning import _sentences, c4
+from t5x_like import segmentation, trust
+from t5x_like.corpora.cleaning import c4, near, spans
 from t5x_like.errors import UserError
 
 GOOD = "The quick brown fox jumps over it. A lazy dog sleeps through it all. Nobody knows the reason why!"
@@ -55,5 +56,28 @@ def test_a_hook_that_is_not_there_is_refused():
 
 def test_sentences_add_up_to_the_text():
   text = 'He said "Stop." Then he left.\nA line without an end\n\nMr. X came!  Really?'
-  assert "".join(_sentences.sentences(text)) == text.replace("\n\n", "\n")
-  assert len(list(_sentences.sentences(text))) == 6
+  assert "".join(segmentation.sentences(text)) == text.replace("\n\n", "\n")
+  assert len(list(segmentation.sentences(text))) == 6
+
+
+LETTERS = {"chinese": range(0x4E00, 0x4E00 + 300), "thai": range(0xE01, 0xE2F), "japanese": range(0x3041, 0x3091)}
+
+
+@pytest.mark.parametrize("script", LETTERS)
+def test_near_duplicates_without_spaces_are_alike(script):
+  """One letter of 500 differs or is missing; another page is of the same letters."""
+  draw = random.Random(0)
+  page, another = ("".join(draw.choices([*map(chr, LETTERS[script])], k=500)) for _ in range(2))
+  signatures = [near.minhash(text) for text in (page, page[:250] + "字" + page[251:], page[:99] + page[100:], another)]
+  similarities = [(signatures[0] == signature).mean() for signature in signatures]
+  assert min(similarities[:3]) >= near.SIMILAR
+  assert similarities[3] < 0.5
+
+
+@pytest.mark.parametrize("end", ["。", "！", "؟ ", "। ", "። "])
+def test_three_sentences_in_a_row_are_found_in_all_scripts(end):
+  sentences = [f"{chr(0x4E00 + number) * 9}{end}" for number in range(8)]
+  step = spans.Step()
+  whole = step.sign("".join(sentences))
+  assert whole.size == 6
+  assert set(step.sign("".join(sentences[2:6])).tolist()) <= set(whole.tolist())

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from t5x_like.corpora.cleaning import _repeats, exact, near, spans
-from t5x_like.corpora.cleaning._sentences import sentences
 from t5x_like.corpora.engines import processes
+from t5x_like.segmentation import sentences
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 

@@ -6,9 +6,11 @@ import jinja2.sandbox
 import pytest
 from tokenizers import Tokenizer
 
+import hostile_texts
 import published
 from t5x_like import vocabularies
 from t5x_like.data.supervised.chat import Chat, Message
+from t5x_like.errors import UserError
 from t5x_like.interop import enclosing
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 from tools import train_tokenizer
@@ -47,6 +49,40 @@ def test_a_tokenizer_made_here_encloses_texts(kind, vocabulary, tmp_path):
     assert tokenizer.encode("the quick", "fox").ids == [*before, *a, *after, *b, *after]
     ids = [again.pad_id, again.eos_id, again.unk_id, *again.sentinels]
     assert ids == [0, 1, 2, *vocabulary.sentinels] and again.size == vocabulary.size
+
+
+@pytest.mark.parametrize("kind", hostile_texts.KINDS)
+def test_an_exported_tokenizer_gives_the_ids_of_training(kind, tmp_path):
+  """Texts of twenty scripts, in the tokenizers library and read here again; `make parity` has more of them."""
+  vocabulary = hostile_texts.vocabulary(kind)
+  files = enclosing.files(vocabulary, DECODER)
+  for name, data in files.items():
+    (tmp_path / name).write_bytes(data)
+  again = vocabularies.load(str(tmp_path))
+  tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+  for text in hostile_texts.texts(150):
+    ids = list(vocabulary.encode(text))
+    assert tokenizer.encode(text, add_special_tokens=False).ids == ids, repr(text)
+    assert again.encode(text) == ids, repr(text)
+  assert (again.size, again.pad_id, again.eos_id, again.unk_id) == (vocabulary.size, 0, 1, 2)
+  assert again.sentinels == vocabulary.sentinels
+  assert again.around() == ([1], [])
+
+
+def test_bytes_of_rare_letters_are_exported():
+  vocabulary = hostile_texts.vocabulary("english_bytes")
+  (ids,) = vocabulary.encode_batch(["Å"])
+  tokenizer = Tokenizer.from_str(enclosing.files(vocabulary, DECODER)["tokenizer.json"].decode())
+  assert vocabulary.unk_id not in ids
+  assert tokenizer.encode("Å", add_special_tokens=False).ids == ids.tolist()
+  assert tokenizer.decode(ids.tolist()) == "Å"
+
+
+def test_a_model_of_words_has_no_form_and_is_refused():
+  ids = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+  model = published.sentence_piece(model_type="word", vocab_size=25, **ids)
+  with pytest.raises(UserError, match="words or characters as pieces, which has no equal tokenizer.json"):
+    enclosing.files(SentencePieceVocabulary(model), DECODER)
 
 
 def test_a_conversation_ends_and_is_written_as_in_training(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import transformers
 from transformers import AddedToken, AutoTokenizer
 
+import hostile_texts
 import published
 from t5x_like import vocabularies
 from t5x_like.data.supervised.chat import EOS, TEMPLATES, Chat, Message
@@ -120,6 +121,21 @@ def test_vocabularies_made_here_open_in_the_library(tmp_path, kind):
     assert theirs(text, add_special_tokens=False).input_ids == vocabulary.encode(text)
     assert theirs(text).input_ids == [1, *vocabulary.encode(text)]
   assert (theirs.pad_token_id, theirs.eos_token_id) == (0, 1)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "t5", "bert"])
+@pytest.mark.parametrize("kind", hostile_texts.KINDS)
+def test_ten_thousand_texts_of_twenty_scripts(tmp_path, kind, model_type):
+  vocabulary = hostile_texts.vocabulary(kind)
+  features = {"gpt2": ["decoder_target_tokens"], "bert": ["encoder_input_tokens"]}
+  names = features.get(model_type, ["encoder_input_tokens", "decoder_target_tokens"])
+  for name, data in enclosing.files(vocabulary, dict.fromkeys(names, [8])).items():
+    (tmp_path / name).write_bytes(data)
+  (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": vocabulary.size}))
+  theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+  texts = hostile_texts.texts(10_000)
+  expected = [ids.tolist() for ids in vocabulary.encode_batch(texts)]
+  assert theirs(texts, add_special_tokens=False).input_ids == expected
 
 
 @pytest.mark.parametrize("template", ["chatml", "llama3", "gemma", "deepseek"])

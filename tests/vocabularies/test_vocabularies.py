@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import encode_sentinels
+from t5x_like.vocabularies.kinds._pipelines import USER_DEFINED, model_proto
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 
@@ -153,12 +154,42 @@ def test_fingerprints_tell_kind_model_and_sentinels_apart(model, pieces):
     ({"pad_id": -1, "eos_id": 1, "unk_id": 0, "bos_id": 2}, "pad id -1, expected 0"),
     ({"pad_id": 0, "eos_id": 2, "unk_id": 1}, "eos id 2, expected 1"),
     ({"pad_id": 0, "eos_id": 1, "unk_id": 3, "bos_id": 2}, "unk id 3, expected 2"),
-    ({"user_defined_symbols": ["<extra_id_0>"]}, "sentinel '<extra_id_0>' among its pieces"),
   ],
 )
 def test_models_with_other_special_ids_are_refused(options, said):
   with pytest.raises(UserError, match=said):
     SentencePieceVocabulary(sentencepiece_model(**options), origin="x.model")
+
+
+@pytest.mark.parametrize("form", ["\u2581<extra_id_{}>", "<extra_id_{}>"])
+def test_a_model_with_t5s_sentinels_at_its_end_keeps_their_ids(tmp_path, model, form):
+  """As T5X's `cc_all.32000.100extra`, of which sentinel i is the id `size - 1 - i`."""
+  proto = model_proto(model, "test")
+  for number in reversed(range(10)):
+    proto.pieces.add(piece=form.format(number), score=0.0, type=USER_DEFINED)
+  (tmp_path / "sentencepiece.model").write_bytes(proto.SerializeToString())
+  own = vocabularies.load(str(tmp_path / "sentencepiece.model"))
+  added = SentencePieceVocabulary(model, 10)
+  assert (own.size, own.sentinels) == (90, tuple(range(89, 79, -1)))
+  for text in [*TEXT[:20], "the <extra_id_0> fox <extra_id_9>", "a<extra_id_1>"]:
+    assert encode_sentinels(own, text) == encode_sentinels(added, text)
+    assert own.encode(text) == added.encode(text)
+    assert not set(own.encode(text)) & set(own.sentinels)
+    assert own.decode(encode_sentinels(own, text)) == added.decode(encode_sentinels(added, text))
+
+
+def test_a_model_with_sentinels_among_its_pieces_keeps_their_ids(tmp_path):
+  symbols = [f"<extra_id_{number}>" for number in range(5)]
+  own = SentencePieceVocabulary(sentencepiece_model(user_defined_symbols=symbols))
+  own.save(tmp_path)
+  loaded = vocabularies.load(str(tmp_path))
+  for vocabulary in (own, loaded):
+    assert (vocabulary.size, vocabulary.sentinels) == (80, (3, 4, 5, 6, 7))
+    ids = encode_sentinels(vocabulary, "the <extra_id_0> fox <extra_id_4>")
+    assert [i for i in ids if i in vocabulary.sentinels] == [3, 7]
+    assert vocabulary.decode(ids) == "the <extra_id_0> fox <extra_id_4>"
+    assert not set(vocabulary.encode("the <extra_id_0>")) & set(vocabulary.sentinels)
+  assert loaded.fingerprint == own.fingerprint
 
 
 def edit(**changes):

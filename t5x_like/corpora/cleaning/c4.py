@@ -13,17 +13,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from t5x_like import trust
+from t5x_like import segmentation, trust
 from t5x_like.corpora.cleaning import Cleaned, Filter
-from t5x_like.corpora.cleaning._sentences import sentences
 from t5x_like.errors import UserError
 
-ENDINGS = (".", "!", "?", '"', "\u201d")
+QUOTES = ('"', "\u201d")  # end a line as terminators do
 
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")  # as in Wikipedia
 _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 _LONGEST_WORD = 1000  # characters
-_UNSPACED = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]")  # Thai, Japanese, Chinese: no spaces between words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +40,7 @@ class Step(Filter):
   """
 
   stage = 0
+  edition = 1  # the first took words and sentence ends of scripts like Latin only
   min_words: int = 5
   min_sentences: int = 3
   bad_words: tuple[str, ...] = ()
@@ -79,13 +78,14 @@ class Step(Filter):
 
   def long_enough(self, text: str) -> bool:
     """Return whether a text has at least `min_sentences`."""
-    return sum(1 for _ in itertools.islice(sentences(text), self.min_sentences)) >= self.min_sentences
+    return sum(1 for _ in itertools.islice(segmentation.sentences(text), self.min_sentences)) >= self.min_sentences
 
   def _line(self, line: str) -> str | None:
-    words = line.split()
+    words = segmentation.words(line)
     if len(line) > _LONGEST_WORD and max(map(len, words)) > _LONGEST_WORD:
       return f"word of over {_LONGEST_WORD} characters"
-    if not line.endswith(ENDINGS) or line.endswith("..."):
+    is_ended = line.endswith(QUOTES) or segmentation.ends_with_terminator(line)
+    if not is_ended or line.endswith(("...", "\u2026")):
       return "no terminal punctuation"
     if len(words) < self.min_words:
       return f"under {self.min_words} words"
@@ -111,8 +111,8 @@ class Step(Filter):
 
 @functools.lru_cache(4)
 def _any_of(words: tuple[str, ...]) -> re.Pattern:
-  inside = [re.escape(word) for word in words if _UNSPACED.search(word)]
-  apart = "|".join(re.escape(word) for word in words if not _UNSPACED.search(word))
+  inside = [re.escape(word) for word in words if segmentation.has_unspaced(word)]
+  apart = "|".join(re.escape(word) for word in words if not segmentation.has_unspaced(word))
   return re.compile("|".join([*inside, *([rf"(?<!\w)(?:{apart})(?!\w)"] if apart else [])]))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like import segmentation
 from t5x_like.corpora.cleaning import Cleaned, Filter
 from t5x_like.corpora.cleaning._repeats import hashed
 from t5x_like.corpora.sources._compression import DAMAGED, opened
@@ -25,10 +26,6 @@ from t5x_like.errors import UserError
 from t5x_like.files import globs
 
 WORDS, FEWEST = 13, 8
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"  # Thai to Han
-_LETTER, _PART = f"[{_UNSPACED}]", rf"[^\W_{_UNSPACED}]"
-_MARKS = "".join(c for c in map(chr, range(0x300, 0x1F000)) if unicodedata.category(c)[0] == "M")  # vowels of Hindi, …
-_WORD = re.compile(rf"{_LETTER}|{_PART}+(?:[{_MARKS}]+{_PART}*)*")
 _IGNORED = re.compile("[\u00ad\u034f\u061c\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")  # soft hyphens, joiners, …
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
@@ -47,7 +44,7 @@ class Step(Filter):
   """
 
   stage = 0.5  # after the other filters, before duplicates
-  edition = 2
+  edition = 3
   against: tuple[str, ...] = ()
   sha256: str = ""
 
@@ -60,7 +57,7 @@ class Step(Filter):
     object.__setattr__(self, "sha256", sha256)
 
   def clean(self, text: str) -> Cleaned:
-    hashes_n = _hashes(text)
+    hashes_n = _hashes(_terms(text))
     for words, (keys_n, names_n, files) in known(self.against)[0].items():
       found_n = _rows(hashes_n, words)
       at_n = np.searchsorted(keys_n, found_n).clip(max=keys_n.size - 1)
@@ -81,8 +78,9 @@ def known(against: tuple[str, ...]) -> tuple[dict[int, tuple[np.ndarray, np.ndar
     files.append(path.rpartition("/")[2])
     for text in texts(path):
       checksum.update(text.encode("utf-8", "surrogatepass") + b"\0")
-      hashes_n = _hashes(text)
-      scale = 2 if 2 * len(re.findall(_LETTER, text)) > hashes_n.size else 1
+      terms = _terms(text)
+      hashes_n = _hashes(terms)
+      scale = 2 if 2 * sum(map(segmentation.is_unspaced, terms)) > len(terms) else 1
       if hashes_n.size >= scale * FEWEST:
         words = min(scale * WORDS, hashes_n.size)
         for key in _rows(hashes_n, words).tolist():
@@ -130,10 +128,14 @@ def _strings(value: Any) -> Iterator[str]:
       yield from _strings(item)
 
 
-def _hashes(text: str) -> np.ndarray:
+def _terms(text: str) -> list[str]:
+  """Return the words of a text in one spelling of each."""
+  return segmentation.terms(_IGNORED.sub("", unicodedata.normalize("NFKC", text).casefold()))
+
+
+def _hashes(terms: list[str]) -> np.ndarray:
   """Return a hash of each word, uint64 [n]."""
-  folded = _IGNORED.sub("", unicodedata.normalize("NFKC", text).casefold())
-  return np.fromiter(map(_hash, _WORD.findall(folded)), np.uint64)
+  return np.fromiter(map(_hash, terms), np.uint64, len(terms))
 
 
 _hash = functools.lru_cache(2**18)(hashed)

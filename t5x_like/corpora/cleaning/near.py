@@ -1,8 +1,9 @@
 """`near`: of pages that are alike, the first stays.
 
-Pages are alike if their sets of five-word shingles have a Jaccard similarity of about 0.8 or more. A page's signature
-is its MinHash, 128 minima over its shingles (Broder 1997). The share of equal minima estimates the similarity. `bands`
-finds the bands of minima that two pages of the split share, so that `near` compares only pages that share one.
+Pages are alike if their sets of five-word shingles have a Jaccard similarity of about 0.8 or more; a letter is a word
+in scripts without spaces (`segmentation`). A page's signature is its MinHash, 128 minima over its shingles (Broder
+1997). The share of equal minima estimates the similarity. `bands` finds the bands of minima that two pages of the split
+share, so that `near` compares only pages that share one.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from collections import Counter
 
 import numpy as np
 
+from t5x_like import segmentation
 from t5x_like.corpora.cleaning import Cleaned, Comparison, Duplicates, Entries
 from t5x_like.corpora.cleaning._repeats import by_key, hashed
 
@@ -78,7 +80,7 @@ def _near(minhash: np.ndarray, places: np.ndarray, before: np.ndarray) -> Entrie
 @dataclasses.dataclass(frozen=True)
 class Step(Duplicates):
   stage = 2
-  edition = 2  # the first compared with kept pages only
+  edition = 3  # the second knew no words in scripts without spaces
   comparisons = (Comparison("bands", _bands, shared), Comparison("near", _near, similar))
 
   def sign(self, text: str) -> np.ndarray:
@@ -93,7 +95,7 @@ def minhash(text: str) -> np.ndarray:
 
   A page shorter than one shingle is padded to one.
   """
-  words = text.lower().split()
+  words = segmentation.words(text.lower())
   hashes = np.fromiter(map(_word_hash, words), np.uint64, len(words))
   hashes = np.pad(hashes, (0, max(0, SHINGLE - hashes.size)))
   shingles = np.zeros(hashes.size - SHINGLE + 1, np.uint64)

@@ -10,7 +10,7 @@ import numpy as np
 
 from t5x_like.corpora.cleaning import Cleaned, Comparison
 from t5x_like.corpora.cleaning._repeats import Repeats, earlier, firsts, hashed
-from t5x_like.corpora.cleaning._sentences import sentences
+from t5x_like.segmentation import sentences
 
 SPAN = 3  # sentences
 
@@ -18,6 +18,7 @@ SPAN = 3  # sentences
 @dataclasses.dataclass(frozen=True)
 class Step(Repeats):
   stage = 3
+  edition = 1  # the first knew no sentence ends but . ! ?
   comparisons = (Comparison("spans", firsts, earlier),)
   whole_pages = False
 

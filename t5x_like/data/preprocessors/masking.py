@@ -5,12 +5,13 @@ BERT (Devlin et al. 2019, section 3.1) chooses 15% of the tokens: 80% of these b
 tokens (ties to even, and at least 1), so 76 of 510. BERT's code takes 15% of all tokens, including [CLS] and [SEP] (77
 of 512), and at most `max_predictions_per_seq` (by default 20, for length 128); here the rate applies to the ordinary
 tokens, in short rows too, without a limit. Special tokens are never chosen. Random tokens are uniform over the ordinary
-ids, where BERT's code draws from the whole vocabulary. The modes choose, within the budget:
+ids, where BERT's code draws from the whole vocabulary. Words are found in the text of the ids, in any script, by
+`boundaries`. The modes choose, within the budget:
 
 - `tokens`: a uniformly random subset of exactly that size.
 - `words`: whole words in a uniformly random order, each if it still fits (BERT's whole-word masking; as in its code,
   long words are therefore chosen slightly less often). The budget is never exceeded, and is not used up only if no
-  remaining word fits.
+  remaining word fits. In a row of which no word fits, words are cut between letters.
 - `spans`: SpanBERT (Joshi et al. 2020, section 3.1): spans of a geometric number of words (p = 0.2, at most 10, so 3.8
   on average) that start at uniformly random words, until the budget is spent. A span ends before the next special
   token, and the last one is cut to the whole words that fit the budget (their code cuts it within a word). Spans
@@ -34,6 +35,7 @@ from typing import Literal
 import numpy as np
 
 from t5x_like.data import random
+from t5x_like.data.preprocessors.boundaries import Boundaries
 from t5x_like.data.preprocessors.span_corruption import scatter
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
@@ -84,10 +86,11 @@ class Masking:
     set_ = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 -- frozen
     set_("_budgets", np.array(budgets, np.int32))
     set_("_ordinary", ordinary)
-    # Two bits per id: 1 if it may be chosen, 2 if it begins a word.
-    marks = np.array(self.vocabulary.starts_word, np.int32) * 2
-    marks[ordinary] += 1
-    set_("_marks", marks)
+    maskable = np.zeros(self.vocabulary.size, bool)
+    maskable[ordinary] = True
+    set_("_maskable", maskable)
+    if self.mode in ("words", "spans", "ngrams"):
+      set_("_boundaries", Boundaries(self.vocabulary))
     set_("_mask_id", special(self.vocabulary, "mask"))
 
   @property
@@ -107,17 +110,20 @@ class Masking:
       `spans` also `span_starts` and `span_ends` int32 [B, length], the places of the tokens just before and after the
       span of each chosen token.
     """
-    marks_BL = tf.gather(tf.constant(self._marks), tokens_BL)
-    maskable_BL = marks_BL % 2 == 1
+    maskable_BL = tf.gather(tf.constant(self._maskable), tokens_BL)
     count_B = tf.reduce_sum(tf.cast(maskable_BL, tf.int32), axis=1)
     budget_B = tf.gather(tf.constant(self._budgets), count_B)
     spans, kind = {}, tf.cast(random.bits(random.row_keys(1, key_B), self.length), tf.int64)
     if self.mode == "tokens":
       chosen_BL = self._tokens(maskable_BL, budget_B, key_B)
     elif self.mode == "words":
-      chosen_BL = self._words(self._word_starts(marks_BL, maskable_BL), maskable_BL, budget_B, key_B)
+      words_BL = self._word_starts(tokens_BL, maskable_BL, budget_B)
+      chosen_BL = self._words(words_BL, maskable_BL, budget_B, key_B)
     else:
-      words_BL = self._word_starts(marks_BL, maskable_BL) | (self.mode == "token_spans")
+      if self.mode == "token_spans":
+        words_BL = tf.ones_like(maskable_BL)
+      else:
+        words_BL = self._word_starts(tokens_BL, maskable_BL, budget_B)
       chosen_BL, starts_BL, ends_BL = self._spans(words_BL, maskable_BL, budget_B, key_B)
       if self.mode == "spans":
         spans = {"span_starts": starts_BL, "span_ends": ends_BL}
@@ -147,10 +153,18 @@ class Masking:
     bits_BL = tf.cast(tf.bitwise.right_shift(random.bits(key_B, self.length), tf.constant(1, tf.uint32)), tf.int32)
     return tf.bitwise.left_shift(tf.bitwise.right_shift(bits_BL, low), low) + number_BL
 
-  def _word_starts(self, marks_BL, maskable_BL):
-    """Mark the beginnings of words: by id, at special tokens, and after them."""
+  def _word_starts(self, tokens_BL, maskable_BL, budget_B):
+    """Mark the beginnings of words: by the text, at special tokens, and after them.
+
+    In a row of which no word fits the budget, such as a long address, words are cut between letters, so that something
+    is predicted.
+    """
     after_special = tf.pad(~maskable_BL[:, :-1], [[0, 0], [1, 0]], constant_values=True)
-    return (marks_BL >= 2) | ~maskable_BL | after_special
+    starts_BL = self._boundaries.word_starts(tokens_BL) | ~maskable_BL | after_special
+    word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1) - 1
+    size_BW = scatter(word_BL, tf.cast(maskable_BL, tf.int32), self.length)
+    fits_B = tf.reduce_any((size_BW > 0) & (size_BW <= budget_B[:, None]), axis=1)
+    return starts_BL | (self._boundaries.letter_starts(tokens_BL) & ~fits_B[:, None])
 
   def _words(self, starts_BL, maskable_BL, budget_B, key_B):
     word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1) - 1

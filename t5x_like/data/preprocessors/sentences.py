@@ -1,31 +1,34 @@
 """Sentence boundaries in a stream of tokens, by a rule on stored ids, so that a store needs no second index.
 
-The rule: a sentence ends with a token whose text ends in `.`, `!` or `?` (or their full-width forms), possibly followed
-by closing quotes and brackets, if the next token begins a word (`vocabulary.starts_word`; so not inside `3.14`). The
-beginning of a document also begins a sentence. Like other simple splitters, the rule is wrong after abbreviations ("Dr.
-Smith"). Any function `(vocabulary) -> bool [size]` that marks the ids that may end a sentence can replace it, named
-`module:function`.
+The rule is the one of `segmentation` on the text of the ids: a sentence ends with `.`, `!`, `?` or an ellipsis,
+possibly followed by closing quotes and brackets, if the next token begins a word (so not inside `3.14`), and with any
+other terminator (`。`, `！`, `؟`, `।`, ...), even if its bytes are several ids. The beginning of a document also begins
+a sentence. Like other simple splitters, the rule is wrong after abbreviations ("Dr. Smith"). Any function
+`(vocabulary) -> bool [size]` that marks the ids that may end a sentence can replace it, named `module:function`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 
 import numpy as np
 
-from t5x_like import trust
+from t5x_like import segmentation, trust
+from t5x_like.data.preprocessors.boundaries import Boundaries
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
 
 DEFAULT_RULE = "t5x_like.data.preprocessors.sentences:punctuation"
-_END = re.compile("[.!?\u3002\uff01\uff1f\u2026][\"')\\]}\u2019\u201d\u00bb]*$")
 
 
 def punctuation(vocabulary: Vocabulary) -> np.ndarray:
-  """Mark the ids whose spelling ends in sentence-final punctuation: bool [size]."""
-  ends = np.fromiter((bool(_END.search(piece)) for piece in vocabulary.pieces_of(range(vocabulary.size))), bool)
+  """Mark the ids whose text ends in sentence-final punctuation: bool [size].
+
+  It tells what an id says by itself; `Sentences` also looks at the ids before, as the default rule.
+  """
+  texts = (data.decode(errors="replace") for data in vocabulary.bytes_of(range(vocabulary.size)))
+  ends = np.fromiter(map(segmentation.ends_sentence, texts), bool, vocabulary.size)
   ends[list(vocabulary.special_ids)] = False
   ends[vocabulary.unk_id] = False
   return ends
@@ -46,21 +49,18 @@ class Sentences:
   """
 
   def __init__(self, vocabulary: Vocabulary, rule: str = DEFAULT_RULE):
-    ends = np.asarray(trust.function("config.task.sentence_rule", rule)(vocabulary))
-    if ends.shape != (vocabulary.size,) or ends.dtype != np.bool_:
-      raise UserError(
-        f"sentence_rule={rule}: returned {ends.dtype} {list(ends.shape)}, expected bool "
-        f"[{vocabulary.size}], one for each id of the vocabulary"
-      )
-    self.fact = rule if rule == DEFAULT_RULE else f"{rule} {hashlib.sha256(ends.tobytes()).hexdigest()}"
-    begins = np.array(vocabulary.starts_word)
-    begins[list(vocabulary.special_ids)] = False  # an EOS belongs to the sentence before it
-    ends = ends.copy()
-    ends[vocabulary.eos_id] = True
-    # Two bits per id: 1 if it may end a sentence, 2 if it may begin one.
-    self._table = tf.constant(ends.astype(np.int32) + 2 * begins.astype(np.int32))
+    self.fact = rule
+    ends = None
+    if rule != DEFAULT_RULE:
+      ends = np.asarray(trust.function("config.task.sentence_rule", rule)(vocabulary))
+      if ends.shape != (vocabulary.size,) or ends.dtype != np.bool_:
+        raise UserError(
+          f"sentence_rule={rule}: returned {ends.dtype} {list(ends.shape)}, expected bool "
+          f"[{vocabulary.size}], one for each id of the vocabulary"
+        )
+      self.fact = f"{rule} {hashlib.sha256(ends.tobytes()).hexdigest()}"
+    self._boundaries = Boundaries(vocabulary, ends)
 
   def starts(self, tokens_BT: tf.Tensor) -> tf.Tensor:
     """Mark the tokens after the first at which a sentence begins: int32 [B, T] -> bool [B, T - 1]."""
-    marks_BT = tf.gather(self._table, tokens_BT)
-    return tf.logical_and(marks_BT[:, :-1] % 2 == 1, marks_BT[:, 1:] >= 2)
+    return self._boundaries.sentence_starts(tokens_BT)[:, 1:]

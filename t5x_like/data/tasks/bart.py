@@ -99,7 +99,7 @@ def task(
 
   made = dict(length=length, poisson_mean=poisson_mean, rotate=rotate, permute_sentences=permute_sentences)
   made |= dict(sentence_rule=rule.fact, **rates)
-  return source.task("bart.v2", windows, batch, features(vocabulary, length=length), **made)
+  return source.task("bart.v3", windows, batch, features(vocabulary, length=length), **made)
 
 
 def _closed(

@@ -179,7 +179,7 @@ def task(
   return Task(
     name=source.label or f"{tokens.name}_mlm",
     vocabulary=vocabulary,
-    fingerprint=fingerprint("mlm.v3", tokens, static_copies=static_copies, **facts),
+    fingerprint=fingerprint("mlm.v4", tokens, static_copies=static_copies, **facts),
     num_examples=reader.num_examples,
     numbering=fingerprint("mlm_rows", tokens, **rows),
     features=described,
@@ -209,9 +209,11 @@ class FullSentences:
     batch = example_index_B.shape[0]
     window_BR, first_BR = tf.ensure_shape(window_BR, [batch, R]), tf.ensure_shape(first_BR, [batch, R])
 
+    begins_BR = tf.pad(self._rule.starts(window_BR), [[0, 0], [1, 0]]) | first_BR
+
     def begin(place):
       """Return the first beginning of a sentence among `search` tokens from `place` on, or `place` itself."""
-      here = self._rule.starts(window_BR[:, place - 1 : place + search]) | first_BR[:, place : place + search]
+      here = begins_BR[:, place : place + search]
       return place + tf.argmax(here, axis=1, output_type=tf.int32)  # 0 where there is none
 
     start_B, end_B = begin(1), begin(1 + stride)

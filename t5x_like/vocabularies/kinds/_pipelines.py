@@ -7,12 +7,14 @@ import base64
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from t5x_like.errors import UserError, one_line
 
 WORD = "\u2581"  # SentencePiece's mark of a space
+LONGEST_PIECE = 8000  # bytes; the sentencepiece library opens no model with a piece of this length
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # types of a SentencePiece model's pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +43,11 @@ class Pieces:
   @classmethod
   def of_sentence_piece(cls, data: bytes, name: str, extra_ids: int, where: str) -> "Pieces":
     """Return the pieces of a SentencePiece model, for a class of `FROM_SENTENCE_PIECE`."""
-    try:
-      proto = _model_proto().FromString(data)
-    except Exception as error:  # protobuf's own
-      raise UserError(
-        f"{where}: found {len(data)} bytes that are not a SentencePiece model, expected a complete .model file "
-        f"({one_line(error)})"
-      ) from None
+    proto = model_proto(data, where)
     added = [
-      {"content": p.piece, "normalized": False, "special": p.type == 3} for p in proto.pieces if p.type in (3, 4)
+      {"content": p.piece, "normalized": False, "special": p.type == CONTROL}
+      for p in proto.pieces
+      if p.type in (CONTROL, USER_DEFINED)
     ]
     charsmap = base64.b64encode(proto.normalizer_spec.precompiled_charsmap).decode() or None
     if name == "T5Tokenizer":
@@ -65,11 +63,17 @@ def _model_proto() -> type:
   needs another version of protobuf than TensorFlow.)"""
   from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-  text, number, data, part = 9, 2, 12, 11  # string, float, bytes, message
+  text, number, data, part, flag = 9, 2, 12, 11, 8  # string, float, bytes, message, bool
   messages = {
     "Piece": [("piece", 1, 1, text), ("score", 2, 1, number), ("type", 3, 1, 5)],
-    "Normalizer": [("precompiled_charsmap", 2, 1, data)],
-    "Trainer": [("model_type", 3, 1, 5)],
+    "Normalizer": [
+      ("name", 1, 1, text),
+      ("precompiled_charsmap", 2, 1, data),
+      ("add_dummy_prefix", 3, 1, flag),
+      ("remove_extra_whitespaces", 4, 1, flag),
+      ("escape_whitespaces", 5, 1, flag),
+    ],
+    "Trainer": [("model_type", 3, 1, 5), ("treat_whitespace_as_suffix", 24, 1, flag), ("byte_fallback", 35, 1, flag)],
     "Model": [
       ("pieces", 1, 3, part, ".spm.Piece"),
       ("trainer_spec", 2, 1, part, ".spm.Trainer"),
@@ -78,18 +82,50 @@ def _model_proto() -> type:
     ],
   }
   file = descriptor_pb2.FileDescriptorProto(name="t5x_like/sentencepiece.proto", package="spm", syntax="proto2")
+  defaults = dict.fromkeys(("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"), "true")
+  defaults |= {"type": "1", "model_type": "1"}  # a normal piece, a unigram model
   for name, fields in messages.items():
     message = file.message_type.add(name=name)
     for field, at, label, kind, *of in fields:
-      message.field.add(name=field, number=at, label=label, type=kind, **({"type_name": of[0]} if of else {}))
+      added = message.field.add(name=field, number=at, label=label, type=kind, **({"type_name": of[0]} if of else {}))
+      if field in defaults:
+        added.default_value = defaults[field]
   pool = descriptor_pool.DescriptorPool()
   pool.Add(file)
   return message_factory.GetMessageClass(pool.FindMessageTypeByName("spm.Model"))
 
 
-def is_unigram(model: bytes) -> bool:
+def model_proto(data: bytes, where: str):
+  """Parse a SentencePiece model.
+
+  Raises:
+    UserError: the bytes are no model, or a piece is longer than the sentencepiece library takes. The tokenizers
+      library would take it, and then needs time with the square of its length.
+  """
+  try:
+    proto = _model_proto().FromString(data)
+  except Exception as error:  # protobuf's own
+    raise UserError(
+      f"{where}: found {len(data)} bytes that are not a SentencePiece model, expected a complete .model file "
+      f"({one_line(error)})"
+    ) from None
+  check_lengths((p.piece for p in proto.pieces), where)
+  return proto
+
+
+def check_lengths(pieces: Iterable[str], where: str) -> None:
+  """Raise UserError if one of the pieces of a SentencePiece model is too long."""
+  longest = max((len(piece.encode()) for piece in pieces), default=0)
+  if longest >= LONGEST_PIECE:
+    raise UserError(
+      f"{where}: found a piece of {longest} bytes, expected pieces of fewer than {LONGEST_PIECE}, as the sentencepiece"
+      " library has them; the model is damaged, copy it again"
+    )
+
+
+def is_unigram(proto) -> bool:
   """Return whether a SentencePiece model is a unigram model, which is the format's default."""
-  return _model_proto().FromString(model).trainer_spec.model_type in (0, 1)
+  return proto.trainer_spec.model_type in (0, 1)
 
 
 def charsmaps(model: bytes) -> list[bytes]:
@@ -100,9 +136,11 @@ def charsmaps(model: bytes) -> list[bytes]:
 
 def merges_of(vocab: dict[str, int]) -> list[list[str]]:
   """Derive the merges that join two pieces into each piece of a SentencePiece BPE model, in the order of its pieces."""
+  lengths = set(map(len, vocab))
   merges = []
   for piece, i in vocab.items():
-    cuts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+    # Only cuts at lengths that pieces have: every cut copies the piece, so all would take the square of its length.
+    cuts = ((piece[:at], piece[at:]) for at in sorted(lengths) if len(piece) - at in lengths)
     pairs = [pair for pair in cuts if pair[0] in vocab and pair[1] in vocab]
     merges += [(i, len(a), len(b), a, b) for a, b in sorted(pairs, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))]
   return [[a, b] for *_, a, b in sorted(merges, key=lambda merge: merge[:3])]

@@ -3,10 +3,8 @@
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.file_names import shown
@@ -49,15 +47,6 @@ def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
   """Return the ids of a vocabulary that never stand for text."""
   own = [vocabulary.pad_id, vocabulary.eos_id, *(getattr(vocabulary, f"{name}_id") for name in SPECIAL)]
   return frozenset([*(i for i in own if i is not None), *vocabulary.sentinels])
-
-
-def words(vocabulary: Vocabulary, starts: Iterable[bool]) -> np.ndarray:
-  """Build the read-only `starts_word` from bools for the first ids; special ids and all further ids start words."""
-  table, given = np.ones(vocabulary.size, bool), np.fromiter(starts, bool)
-  table[: given.size] = given
-  table[list(vocabulary.special_ids)] = True
-  table.flags.writeable = False
-  return table
 
 
 def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | str]:

@@ -16,7 +16,6 @@ KIND = "bytes"
 _BYTE_OFFSET = 3
 _TEXT = 256 + _BYTE_OFFSET
 _NEVER = 11  # the last bytes, 0xF5 to 0xFF, which UTF-8 does not use
-_WHITESPACE = b" \t\n\r\v\f"
 
 
 class ByteVocabulary(Vocabulary):
@@ -24,7 +23,7 @@ class ByteVocabulary(Vocabulary):
 
   Published ByT5s have 384 ids, but no sentinels of their `own`: these are the last bytes, the eleven that UTF-8 lacks.
   Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are not UTF-8 and unknown ids decode to U+FFFD.
-  An ASCII whitespace byte starts a word. There is no mask, CLS, SEP or BOS; `vocabularies.special` lends sentinels.
+  There is no mask, CLS, SEP or BOS; `vocabularies.special` lends sentinels.
   """
 
   mask_id = cls_id = sep_id = bos_id = None
@@ -36,7 +35,6 @@ class ByteVocabulary(Vocabulary):
     self.size = _TEXT + (self.extra_ids if own else BYT5_EXTRA_IDS)
     self.sentinels = shared.top(self.size if own else _TEXT, self.extra_ids)
     self.special_ids = shared.special_ids(self)
-    self.starts_word = shared.words(self, (i >= _BYTE_OFFSET and i - _BYTE_OFFSET in _WHITESPACE for i in range(_TEXT)))
     self.fingerprint = shared.fingerprint(KIND if own else f"last {KIND}", b"", self.extra_ids)
 
   def encode(self, text: str) -> list[int]:
@@ -52,6 +50,9 @@ class ByteVocabulary(Vocabulary):
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
     return [shared.sentinel_piece(self, i) or _spelled(i) for i in map(int, ids)]
 
+  def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
+    return [b"" if int(i) in self.special_ids else _data(int(i)) for i in ids]
+
   def save(self, directory) -> None:
     shared.save(directory, KIND, self, {}, **({} if self.own else {"own": False}))
 
@@ -62,8 +63,11 @@ def load(directory: Place, manifest: dict[str, Any]) -> ByteVocabulary:
 
 
 def _text(ids: list[int]) -> str:
-  known = (bytes([i - _BYTE_OFFSET]) if _BYTE_OFFSET <= i < _TEXT else "\ufffd".encode() for i in ids)
-  return b"".join(known).decode(errors="replace")
+  return b"".join(map(_data, ids)).decode(errors="replace")
+
+
+def _data(i: int) -> bytes:
+  return bytes([i - _BYTE_OFFSET]) if _BYTE_OFFSET <= i < _TEXT else "\ufffd".encode()
 
 
 def _spelled(i: int) -> str:

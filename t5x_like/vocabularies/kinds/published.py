@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import t5x_like.vocabularies.kinds._shared as shared
 import t5x_like.vocabularies.protocol as protocol
@@ -30,6 +30,9 @@ from t5x_like.vocabularies.kinds._pipelines import text_of
 from t5x_like.vocabularies.kinds._tokenizer_files import ADDED, FLAGS, MODEL_CONFIG, NAMES, SPECIAL, VOCABULARY
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary, described_by, refusing
+
+if TYPE_CHECKING:
+  import tokenizers
 
 KIND = "published"
 BROUGHT = "huggingface."  # prefix of the names of the original files
@@ -110,27 +113,22 @@ class PublishedVocabulary(TokenizerVocabulary):
     Raises:
       UserError: the tokenizer's own file does not join them.
     """
-    import tokenizers
-
     file = json.loads(self.brought.get(TOKENIZER, b"{}"))
     if not file.get("post_processor"):
       return 1 + ("merges.txt" in self.brought and self.cls_id is not None)  # RoBERTa's and BART's older files
-    with refusing(TOKENIZER, "its post_processor cannot be used"):
-      texts = tokenizers.Tokenizer.from_str(json.dumps(file)).encode("a", "b").sequence_ids
-      return texts.index(1) - (len(texts) - 1 - texts[::-1].index(0)) - 1
+    texts = _enclosed(file["post_processor"], 2).sequence_ids
+    last_of_first = len(texts) - 1 - texts[::-1].index(0)
+    return texts.index(1) - last_of_first - 1
 
   def around(self) -> tuple[list[int], list[int]]:
-    import tokenizers
-
     config, file = (json.loads(self.brought.get(name, b"{}")) for name in (CONFIG, TOKENIZER))
     bos, eos = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
     if "add_bos_token" in config or "add_eos_token" in config:
       return bos * bool(config.get("add_bos_token")), eos * bool(config.get("add_eos_token"))
     if file.get("post_processor"):
-      tokenizer = tokenizers.Tokenizer.from_str(json.dumps(file))
-      bare, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
-      start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
-      return whole[:start], whole[start + len(bare) :]
+      encoding = _enclosed(file["post_processor"], 1)
+      start = encoding.sequence_ids.index(0)
+      return encoding.ids[:start], encoding.ids[start + 1 :]
     name = str(config.get("tokenizer_class")).removesuffix("Fast")
     if name in ("BertTokenizer", "ElectraTokenizer") or "vocab.txt" in self.brought:
       return [protocol.special(self, "cls")], [protocol.special(self, "sep")]
@@ -139,6 +137,31 @@ class PublishedVocabulary(TokenizerVocabulary):
     )
     begins = encloses or (not file and SENTENCE_PIECE[1] in self.brought)
     return bos * begins, eos * (encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in self.brought)
+
+
+def _enclosed(post_processor: dict[str, Any], texts: int) -> "tokenizers.Encoding":
+  """Return what the post-processor of a `tokenizer.json` makes of one or two texts of one piece each.
+
+  The post-processor holds its own ids, so the pieces are not needed: a tokenizer may have none for a given letter, and
+  the padding and truncation of the last call, which `transformers` saves, are no part of what stands around a text.
+
+  Raises:
+    UserError: the post-processor is damaged, or leaves out a text.
+  """
+  import tokenizers
+
+  model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+  parts = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "decoder"))
+  described = {"version": "1.0", "added_tokens": [], **parts, "post_processor": post_processor, "model": model}
+  with refusing(TOKENIZER, "its post_processor cannot be used"):
+    encoding = tokenizers.Tokenizer.from_str(json.dumps(described)).encode(*["a"] * texts)
+  for number in range(texts):
+    if encoding.sequence_ids.count(number) != 1:
+      raise UserError(
+        f"{TOKENIZER}: found a post_processor that puts text {number + 1} {encoding.sequence_ids.count(number)} times,"
+        " expected each text once; copy the file again"
+      )
+  return encoding
 
 
 def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
@@ -212,6 +235,8 @@ def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
     pipelines.check_charsmap(described, where)
     growth.check(file or {}, where)  # which `around` and `between` use as it is
     growth.check(described, where)
+    if described["model"].get("type") == "Unigram":
+      pipelines.check_lengths((piece for piece, _ in described["model"]["vocab"]), where)
     described, ids = _with_added(described, added, named, [*own, *extra], _vectors(model_config))
   facts = _facts(
     where, ids, {n: text_of(token) for n, token in named.items() if token}, model_config, config, sentinels

@@ -1,5 +1,7 @@
-"""SentencePiece models (Kudo and Richardson 2018) with T5's sentinels on top."""
+"""SentencePiece models (Kudo and Richardson 2018) with T5's sentinels on top, or with sentinels of their own."""
 
+import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +13,8 @@ from t5x_like import vocabularies
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.places import Place
 from t5x_like.vocabularies.kinds import _growth as growth
-from t5x_like.vocabularies.kinds._pipelines import charsmaps, is_unigram
+from t5x_like.vocabularies.kinds import _sentencepiece_json as sentencepiece_json
+from t5x_like.vocabularies.kinds._pipelines import CONTROL, charsmaps, model_proto
 from t5x_like.vocabularies.kinds._shared import T5_EXTRA_IDS
 from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, UNK_ID, Vocabulary
 
@@ -24,33 +27,41 @@ _WORD_START = "\u2581"
 class SentencePieceVocabulary(Vocabulary):
   """A SentencePiece model with sentinels on top; `size` = pieces + extra_ids.
 
-  A piece that begins with the word mark U+2581 starts a word. `mask_id`, `cls_id` and `sep_id` are the control pieces
-  `[MASK]`, `[CLS]` and `[SEP]` (or `<mask>`, ...); `bos_id` is the model's bos.
+  A model may have sentinels of its own, `<extra_id_0>`, `<extra_id_1>`, ..., with or without the word mark, as T5X's
+  `cc_all.32000.100extra` and `mc4.250000.100extra` have them. They keep their ids and none are added. Text spelled
+  like a sentinel is text. (In T5X, where they are user-defined pieces, it becomes the sentinel after a space.)
+
+  `mask_id`, `cls_id` and `sep_id` are the control pieces `[MASK]`, `[CLS]` and `[SEP]` (or `<mask>`, ...); `bos_id` is
+  the model's bos.
 
   Args:
     model: the serialised model (the bytes of a `.model` file).
-    extra_ids: the number of sentinels.
+    extra_ids: the number of sentinels to add to a model that has none.
     origin: the name of the model in messages.
 
+  Attributes:
+    model: the serialised model without its last pieces that are sentinels.
+    pieces: the number of pieces of `model`.
+
   Raises:
-    UserError: the bytes are not a SentencePiece model, its pad, eos and unk ids are not 0, 1 and 2, or it already
-      has sentinels among its pieces.
+    UserError: the bytes are not a SentencePiece model, or its pad, eos and unk ids are not 0, 1 and 2.
   """
 
   def __init__(self, model: bytes, extra_ids: int = T5_EXTRA_IDS, origin: str = "SentencePiece model"):
-    self._processor = _processor(model, origin)
-    self.model = model
-    self.extra_ids = shared.checked_extra_ids(extra_ids, origin)
+    self.model, self.sentinels = _with_plain_sentinels(model, origin)
+    self._processor = _processor(self.model, origin)
     self.pieces = self._processor.vocab_size()
-    self.size = self.pieces + self.extra_ids
-    self.sentinels = shared.top(self.size, self.extra_ids)
+    if not self.sentinels:
+      size = self.pieces + shared.checked_extra_ids(extra_ids, origin)
+      self.sentinels = shared.top(size, extra_ids)
+    self.extra_ids = len(self.sentinels)
+    added = [i for i in self.sentinels if i >= self.pieces]
+    self.size = self.pieces + len(added)
     found = shared.find_specials(self._special)
     self.mask_id, self.cls_id, self.sep_id = found["mask"], found["cls"], found["sep"]
     self.bos_id = self._processor.bos_id() if self._processor.bos_id() >= 0 else found["bos"]
     self.special_ids = shared.special_ids(self)
-    spelled = (self._processor.id_to_piece(i) for i in range(self.pieces))
-    self.starts_word = shared.words(self, (piece.startswith(_WORD_START) for piece in spelled))
-    self.fingerprint = shared.fingerprint(KIND, model, self.extra_ids)
+    self.fingerprint = shared.fingerprint(KIND, self.model, self.extra_ids)
 
   def encode(self, text: str) -> list[int]:
     return self._processor.encode(shared.well_formed(text))
@@ -75,15 +86,40 @@ class SentencePieceVocabulary(Vocabulary):
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
     return [shared.sentinel_piece(self, i) or self._processor.id_to_piece(i) for i in map(int, ids)]
 
+  def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
+    return [b"" if int(i) in self.special_ids else self._data(int(i)) for i in ids]
+
+  def _data(self, i: int) -> bytes:
+    if i >= self.pieces or self._processor.is_control(i):
+      return b""
+    if i == UNK_ID:
+      return "\ufffd".encode()
+    piece = self._processor.id_to_piece(i)
+    if self._processor.is_byte(i):
+      return bytes([int(piece[3:5], 16)])
+    return piece.replace(_WORD_START, " ").encode()
+
   def save(self, directory) -> None:
     shared.save(directory, KIND, self, {MODEL_FILE: self.model})
 
   def exported(self) -> dict[str, bytes]:
-    files = {vocabularies.SENTENCE_PIECE[0]: self.model}
-    if is_unigram(self.model):  # `T5Tokenizer` assumes this of every model
-      config = {"tokenizer_class": "T5Tokenizer", "extra_ids": self.extra_ids}
-      files[vocabularies.CONFIG] = shared.config(self, config)
-    return files
+    """Return a `tokenizer.json` with the ids of training, or the files of `T5Tokenizer` for a T5's model with
+    user-defined pieces.
+
+    Raises:
+      UserError: the tokenizers library has no such model.
+    """
+    proto = model_proto(self.model, KIND)
+    if sentencepiece_json.needs_t5s_class(proto):
+      config = shared.config(self, {"tokenizer_class": "T5Tokenizer", "extra_ids": self.size - self.pieces})
+      return {vocabularies.SENTENCE_PIECE[0]: self.model, vocabularies.CONFIG: config}
+    special = sorted({*self.special_ids, UNK_ID})
+    spelled = dict(zip(special, self.pieces_of(special)))
+    described = sentencepiece_json.described(proto, spelled, "vocabulary")
+    return {
+      vocabularies.TOKENIZER: (json.dumps(described, ensure_ascii=False, indent=1) + "\n").encode(),
+      vocabularies.CONFIG: shared.config(self, {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    }
 
   def _special(self, spelling: str) -> int | None:
     """Return the id of a control piece, which encoding never produces; None for other pieces."""
@@ -97,7 +133,7 @@ def load(directory: Place, manifest: dict[str, Any]) -> SentencePieceVocabulary:
 
 
 def read(path: Place) -> SentencePieceVocabulary:
-  """Read a model file made elsewhere; T5's sentinels are added."""
+  """Read a model file made elsewhere; T5's sentinels are added to a model that has none."""
   return SentencePieceVocabulary(vocabularies.read(path), T5_EXTRA_IDS, origin=f"vocabulary {path}")
 
 
@@ -121,11 +157,24 @@ def _processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcesso
         f"{origin}: found {name} id {found[name]}, expected {expected_id}; train the model with pad_id=0, eos_id=1, "
         "unk_id=2, bos_id=-1 (python -m tools.train_vocabulary does)"
       )
-  for spelling in ("<extra_id_0>", f"{_WORD_START}<extra_id_0>"):
-    piece_id = processor.piece_to_id(spelling)
-    if piece_id != UNK_ID:
-      raise UserError(
-        f"{origin}: found the sentinel {spelling!r} among its pieces (id {piece_id}), expected a model without "
-        "sentinels, since they are added here"
-      )
   return processor
+
+
+def _with_plain_sentinels(model: bytes, origin: str) -> tuple[bytes, tuple[int, ...]]:
+  """Return a model whose text encoding yields no sentinel, and the ids of the sentinels that it has among its pieces.
+
+  Sentinels that are the last pieces, the first one last, as T5 orders them, are taken from the model, so that the
+  vocabulary is the same as the one of the model without them. Others become control pieces.
+  """
+  proto = model_proto(model, origin)
+  ids = {piece.piece.removeprefix(_WORD_START): i for i, piece in enumerate(proto.pieces)}
+  numbers = itertools.takewhile(lambda number: f"<extra_id_{number}>" in ids, itertools.count())
+  sentinels = tuple(ids[f"<extra_id_{number}>"] for number in numbers)
+  if not sentinels:
+    return model, ()
+  if sentinels == shared.top(len(proto.pieces), len(sentinels)):
+    del proto.pieces[-len(sentinels) :]
+  else:
+    for i in sentinels:
+      proto.pieces[i].type = CONTROL
+  return proto.SerializeToString(deterministic=True), sentinels

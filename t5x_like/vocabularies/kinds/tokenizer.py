@@ -15,6 +15,7 @@ from t5x_like import vocabularies
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.places import Place
 from t5x_like.vocabularies.kinds import _growth as growth
+from t5x_like.vocabularies.kinds._pipelines import WORD
 from t5x_like.vocabularies.protocol import PAD_ID, Vocabulary
 
 KIND = "tokenizer"
@@ -29,7 +30,7 @@ MASK_TOKENS = ("[CLS]", "[SEP]", "[MASK]")  # ids 3, 4, 5
 
 _LONG = 2**18  # characters
 _BETWEEN_WORDS = re.compile(r"(?<=\w) (?=\w)")
-_SPACES = " \t\n\r\v\f\u0085\u00a0\u2581"
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class TokenizerVocabulary(Vocabulary):
@@ -41,9 +42,8 @@ class TokenizerVocabulary(Vocabulary):
   surrogates, which UTF-8 cannot encode, become U+FFFD. The post-processor's templates ([CLS] ... [SEP]), truncation and
   padding are ignored: the data system adds the tokens that an objective needs.
 
-  In WordPiece a word begins at a piece without the `##` mark, so punctuation is a word; in other models it begins at a
-  piece that begins with whitespace. EOS is the first existing piece of `</s>`, `[EOS]`, `<eos>`, `<|endoftext|>`,
-  `<|end_of_text|>` and `[SEP]`.
+  In WordPiece a word begins at a piece without the `##` mark, so punctuation is a word. EOS is the first existing piece
+  of `</s>`, `[EOS]`, `<eos>`, `<|endoftext|>`, `<|end_of_text|>` and `[SEP]`.
 
   Args:
     model: the bytes of the file.
@@ -84,6 +84,7 @@ class TokenizerVocabulary(Vocabulary):
     for piece, i in ids.items():
       self._spelled[i] = piece
     added = self._tokenizer.get_added_tokens_decoder().items()
+    self._added = {i for i, token in added if not token.special}
     return ids, {token.content: i for i, token in added if token.special}
 
   def _finish(self, added: dict[str, int]) -> None:
@@ -96,7 +97,8 @@ class TokenizerVocabulary(Vocabulary):
     described = json.loads(self.model)
     self._byte_level = '"ByteLevel"' in json.dumps([described.get("decoder"), described.get("pre_tokenizer")])
     self._mark = (described["model"].get("continuing_subword_prefix") or "") if not self._byte_level else ""
-    self.starts_word = shared.words(self, map(self._starts_word, self._spelled))
+    self._suffix = described["model"].get("end_of_word_suffix") or ""
+    self._falls_back = '"ByteFallback"' in json.dumps(described.get("decoder"))
     self._cuts = _cuts_before_spaces(described)
 
   def encode(self, text: str) -> list[int]:
@@ -144,12 +146,16 @@ class TokenizerVocabulary(Vocabulary):
       known = [i if i < self.size and self._spelled[i] else self.unk_id for i in part]
       with refusing(self._origin, "ids cannot be decoded"):
         decoded = self._tokenizer.decode(known, skip_special_tokens=False)
-      spaced = text and not self._byte_level and self.starts_word[known[0]] and not decoded.startswith(" ")
+      is_apart = known[0] in self.special_ids or self._data(known[0])[:1].isspace()
+      spaced = text and not self._byte_level and is_apart and not decoded.startswith(" ")
       text += f" {decoded}" if spaced else decoded
     return text
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
     return [shared.sentinel_piece(self, i) or self._spelled[i] or f"<{i}?>" for i in map(int, ids)]
+
+  def bytes_of(self, ids: Sequence[int]) -> list[bytes]:
+    return [b"" if int(i) in self.special_ids else self._data(int(i)) for i in ids]
 
   def save(self, directory) -> None:
     shared.save(directory, KIND, self, {MODEL_FILE: self.model})
@@ -164,10 +170,22 @@ class TokenizerVocabulary(Vocabulary):
     special = self._never[found]
     return np.where(special, np.int32(self.unk_id), found) if special.any() else found
 
-  def _starts_word(self, piece: str) -> bool:
+  def _data(self, i: int) -> bytes:
+    """Return the bytes of an id that is not special."""
+    piece = self._spelled[i]
+    if i == self.unk_id:
+      return f"{' ' * bool(self._mark)}\ufffd".encode()
+    if i in self._added:
+      return piece.encode()
     if self._byte_level:
-      return _characters().get(piece[:1], "") in _SPACES if piece else True
-    return not piece.startswith(self._mark) if self._mark else piece[:1] in _SPACES
+      return b"".join(_bytes_of_characters().get(character) or character.encode() for character in piece)
+    if self._falls_back and (byte := _BYTE.fullmatch(piece)):
+      return bytes([int(byte[1], 16)])
+    if self._mark:
+      return piece.removeprefix(self._mark).encode() if piece.startswith(self._mark) else f" {piece}".encode()
+    if self._suffix and piece.endswith(self._suffix):
+      return f"{piece.removesuffix(self._suffix)} ".encode()
+    return piece.replace(WORD, " ").encode()
 
 
 def load(directory: Place, manifest: dict[str, Any]) -> TokenizerVocabulary:
@@ -189,10 +207,11 @@ def _cuts_before_spaces(described: dict) -> bool:
 
 
 @functools.cache
-def _characters() -> dict[str, str]:
-  """Map each printable stand-in of byte-level BPE to its ASCII character; other bytes are not spaces."""
+def _bytes_of_characters() -> dict[str, bytes]:
+  """Map each printable stand-in of byte-level BPE to its byte."""
   shifted = [b for b in range(256) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]
-  return {chr(256 + n): chr(b) for n, b in enumerate(shifted) if b < 128} | {chr(b): chr(b) for b in range(33, 127)}
+  characters = {chr(b): bytes([b]) for b in range(256) if b not in shifted}
+  return characters | {chr(256 + n): bytes([b]) for n, b in enumerate(shifted)}
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import published
 from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.training import importing
+from t5x_like.vocabularies.kinds import _pipelines as pipelines
 from t5x_like.vocabularies.kinds import tokenizer as tokenizers_kind
 from t5x_like.vocabularies.kinds.published import PublishedVocabulary
 from tools import convert_hf
@@ -286,3 +287,64 @@ def test_a_class_that_is_a_program_is_refused_and_its_weights_can_be_taken(kind,
   vocabulary = vocabularies.load("bytes")
   monkeypatch.setattr(importing, "vocabulary_of", lambda config: vocabulary)
   assert convert_hf._vocabulary(None, str(tmp_path), None) is vocabulary
+
+
+PADDINGS = [
+  {"strategy": {"Fixed": 16}, "direction": "Right"},
+  {"strategy": "BatchLongest", "direction": "Left", "pad_to_multiple_of": 8},
+]
+TRUNCATION = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
+
+
+def with_post_processor(directory, tmp_path, **changes):
+  """The directory of a RoBERTa whose `tokenizer.json` has a post-processor and changes of a test's."""
+  shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+  described = json.loads(vocabularies.load(str(directory)).model)
+  ends = {"sep": ["</s>", 2], "cls": ["<s>", 0]}
+  described["post_processor"] = {"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": False}
+  (tmp_path / "tokenizer.json").write_text(json.dumps(described | changes))
+  return vocabularies.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_padding_and_truncation_of_the_last_call_are_no_part_of_a_text(directories, loaded, tmp_path, padding):
+  padding = {"pad_id": 1, "pad_type_id": 0, "pad_token": "<pad>", "pad_to_multiple_of": None} | padding
+  found = with_post_processor(directories["roberta"], tmp_path, padding=padding, truncation=TRUNCATION)
+  assert found.around() == ([0], [2])
+  assert found.between() == 2
+  for text in published.LINES[:5]:
+    assert found.encode(text) == loaded["roberta"].encode(text)
+
+
+def test_a_tokenizer_without_a_piece_for_a_has_its_start_before_the_text(directories, tmp_path):
+  described = json.loads(vocabularies.load(str(directories["roberta"])).model)
+  model = described["model"]
+  vocab = {("\u0251" if piece == "a" else piece): i for piece, i in model["vocab"].items()}
+  merges = [pair for pair in model["merges"] if "a" not in pair]
+  model = model | {"vocab": vocab, "merges": merges, "unk_token": None}
+  found = with_post_processor(directories["roberta"], tmp_path, model=model)
+  assert found.encode("a") == []
+  assert found.around() == ([0], [2])
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_a_piece_longer_than_sentencepiece_takes_is_refused(directories, tmp_path, kind):
+  """The tokenizers library would need time with the square of its length."""
+  for path in directories[kind].iterdir():
+    data = path.read_bytes()
+    if path.suffix == ".model":
+      proto = pipelines.model_proto(data, kind)
+      proto.pieces.add(piece="ab" * 1_000_000, score=-50.0)
+      data = proto.SerializeToString()
+    (tmp_path / path.name).write_bytes(data)
+  with pytest.raises(UserError, match="found a piece of 2000000 bytes, expected pieces of fewer than 8000"):
+    vocabularies.load(str(tmp_path))
+
+
+def test_a_long_piece_of_a_unigram_tokenizer_json_is_refused(loaded, tmp_path):
+  described = json.loads(loaded["t5"].model)
+  described["model"]["vocab"].append(["ab" * 4000, -50.0])
+  (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+  (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+  with pytest.raises(UserError, match="found a piece of 8000 bytes"):
+    vocabularies.load(str(tmp_path))

@@ -1,0 +1,135 @@
+"""A SentencePiece model as a `tokenizer.json`, with the ids that the sentencepiece library gives.
+
+`transformers` has classes for some models (`T5Tokenizer` for T5's), which fix the normaliser, know no byte fallback and
+take every model for a unigram model. A `tokenizer.json` says all of this itself.
+"""
+
+import base64
+from typing import Any
+
+from t5x_like.errors import UserError
+from t5x_like.vocabularies.kinds._pipelines import BYTE, NORMAL, UNKNOWN, USER_DEFINED, WORD, is_unigram, merges_of
+
+UNIGRAM, BPE = 1, 2  # types of models
+_BYTE_SPELLING = 6  # characters of a byte's piece, `<0x41>`
+_BYTE_CHARACTERS = "<0123456789ABCDEFx>"
+_NFKC = ("nmt_nfkc", "nfkc")  # names of normalisers
+
+
+def needs_t5s_class(proto) -> bool:
+  """Return whether a model has user-defined pieces and is otherwise as `T5Tokenizer` expects."""
+  spec = proto.normalizer_spec
+  spaces = spec.add_dummy_prefix and spec.remove_extra_whitespaces and spec.escape_whitespaces
+  fits = is_unigram(proto) and not falls_back(proto) and not proto.trainer_spec.treat_whitespace_as_suffix
+  return bool(fits and spaces and _has_user_defined(proto))
+
+
+def _has_user_defined(proto) -> bool:
+  return any(piece.type == USER_DEFINED for piece in proto.pieces)
+
+
+def falls_back(proto) -> bool:
+  """Return whether a model spells a character that is in no piece as bytes."""
+  return any(piece.type == BYTE for piece in proto.pieces)
+
+
+def described(proto, special: dict[int, str], where: str) -> dict[str, Any]:
+  """Return the content of a `tokenizer.json`.
+
+  Args:
+    special: the spellings of special ids, among them those beyond the pieces.
+    where: the name of the vocabulary in messages.
+
+  Raises:
+    UserError: the tokenizers library has no such model.
+  """
+  kind = proto.trainer_spec.model_type or UNIGRAM
+  reasons = {
+    "words or characters as pieces": kind not in (UNIGRAM, BPE),
+    "spaces at the end of words": proto.trainer_spec.treat_whitespace_as_suffix,
+    "user-defined pieces": _has_user_defined(proto),
+  }
+  for reason, is_so in reasons.items():
+    if is_so:
+      raise UserError(
+        f"{where}: found a SentencePiece model with {reason}, which has no equal tokenizer.json, expected a unigram or"
+        " BPE model without; train on a store with another vocabulary to export a model with its tokenizer"
+      )
+  model = _unigram(proto) if kind == UNIGRAM else _bpe(proto)
+  vocab = model["vocab"]
+  added = sorted(special.items())
+  for i, spelling in added:
+    if i >= len(proto.pieces):
+      if kind == UNIGRAM:
+        vocab.append([spelling, model["vocab"][0][1]])  # the score of padding, with which text never yields it
+      else:
+        vocab[spelling] = i
+  flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
+  decoders = [_replace(WORD, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
+  if proto.normalizer_spec.add_dummy_prefix:
+    decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+  return {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [{"id": i, "content": spelling, **flags} for i, spelling in added],
+    "normalizer": {"type": "Sequence", "normalizers": _normalizers(proto.normalizer_spec)},
+    "pre_tokenizer": _words(proto) if kind == UNIGRAM else None,
+    "post_processor": None,
+    "decoder": {"type": "Sequence", "decoders": decoders},
+    "model": model,
+  }
+
+
+def _normalizers(spec) -> list[dict[str, Any]]:
+  steps = []
+  if spec.precompiled_charsmap:
+    charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
+    if spec.name in _NFKC:
+      # The tokenizers library applies a charsmap to single characters and to short clusters, of which it drops a part.
+      # After NFKC none of these is left in ordinary text, decomposed Korean included.
+      steps.append({"type": "NFKC"})
+    steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+  if spec.remove_extra_whitespaces:
+    steps.append({"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""})
+    steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+  if spec.add_dummy_prefix:
+    steps.append({"type": "Prepend", "prepend": " "})
+  if spec.escape_whitespaces:
+    steps.append(_replace(" ", WORD))
+  return steps
+
+
+def _replace(old: str, new: str) -> dict[str, Any]:
+  return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+
+def _words(proto) -> dict[str, Any] | None:
+  """Return a split by which text spelled `<0x41>` does not become the piece of a byte in a unigram model.
+
+  If all its characters are pieces, they have a better score; where one is in no piece, a split at it changes nothing.
+  """
+  known = {character for piece in proto.pieces if piece.type == NORMAL for character in piece.piece}
+  missing = "".join(character for character in _BYTE_CHARACTERS if character not in known)
+  if not falls_back(proto) or not missing:
+    return None
+  return {"type": "Split", "pattern": {"Regex": f"[{missing}]"}, "behavior": "Isolated", "invert": False}
+
+
+def _unigram(proto) -> dict[str, Any]:
+  """Return a unigram model in which text never yields bytes' and control pieces, which have the score 0 in the file."""
+  lowest = min((piece.score for piece in proto.pieces if piece.type == NORMAL), default=0.0)
+  never = _BYTE_SPELLING * lowest - 100.0  # less than any way to spell them by other pieces
+  vocab = [[piece.piece, piece.score if piece.type == NORMAL else never] for piece in proto.pieces]
+  return {"type": "Unigram", "unk_id": 2, "vocab": vocab, "byte_fallback": falls_back(proto)}
+
+
+def _bpe(proto) -> dict[str, Any]:
+  vocab = {piece.piece: i for i, piece in enumerate(proto.pieces)}
+  normal = [piece for piece in proto.pieces if piece.type == NORMAL]
+  ranked = sorted(normal, key=lambda piece: -piece.score)
+  merges = merges_of({piece.piece: rank for rank, piece in enumerate(ranked)})
+  options = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "ignore_merges": False}
+  unknown = next(piece.piece for piece in proto.pieces if piece.type == UNKNOWN)
+  options |= {"unk_token": unknown, "fuse_unk": True, "byte_fallback": falls_back(proto)}
+  return {"type": "BPE", **options, "vocab": vocab, "merges": merges}
