@@ -65,7 +65,7 @@ def test_objective(name, tmp_path):
   batch = next(loader.train_batches(task, batch_size=4, seed=1))
   objective, arrays = parts.objective, params.arrays(jax.jit(parts.make_model)(jax.random.key(0)))
   assert not objective.missing(task.features), "it needs features that its own recipe does not have"
-  batch = answered(batch) if objective.steps else getattr(objective, "prepare", lambda whole: whole)(batch)
+  batch = answered(batch) if objective.steps else objective.prepare(batch, parts.model)
   if hasattr(objective, "judged"):
     batch = jax.jit(lambda arrays, b: objective.judged(params.with_arrays(parts.model, arrays), b))(arrays, batch)
 
