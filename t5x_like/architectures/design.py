@@ -153,7 +153,8 @@ class Variant:
     tokens: special ids.
     types: number of token types (BERT's segments).
     embed: width of the token table, if it differs from the stack's.
-    decoder_layers: layers of an encoder-decoder's decoder; None for as many as the encoder has.
+    decoder_layers, decoder_heads, decoder_mlp: layers, heads and feed-forward width of an encoder-decoder's decoder;
+      None for the encoder's. Its heads, those of cross-attention too, are together as wide as the encoder's.
     shared: the encoder is the decoder without its cross-attention (Raffel et al. 2020, section 3.2.2).
     head: an encoder's head: one of `architectures.heads`, a name or {"name": …} with its arguments.
   """
@@ -165,5 +166,27 @@ class Variant:
   types: int = 0
   embed: int | None = None
   decoder_layers: int | None = None
+  decoder_heads: int | None = None
+  decoder_mlp: int | None = None
   shared: bool = False
   head: str | dict = "mlm"
+
+  @property
+  def decoder_dims(self) -> Dims:
+    """Return the sizes of an encoder-decoder's decoder.
+
+    Raises:
+      UserError: the width of the encoder's heads is not a multiple of `decoder_heads`.
+    """
+    dims = dataclasses.replace(
+      self.dims, layers=self.decoder_layers or self.dims.layers, mlp=self.decoder_mlp or self.dims.mlp
+    )
+    heads = self.decoder_heads
+    if heads is None or heads == dims.heads:
+      return dims
+    width = dims.heads * dims.head_dim
+    if width % heads or dims.kv_heads != dims.heads:
+      found = f"found {heads} beside {dims.heads} heads ({dims.kv_heads} of keys and values) of width {dims.head_dim}"
+      expected = f"a divisor of {width}, and as many heads of keys and values as of queries"
+      raise UserError(f"config.model.variant.decoder_heads: {found}, expected {expected}")
+    return dataclasses.replace(dims, heads=heads, kv_heads=heads, head_dim=width // heads)

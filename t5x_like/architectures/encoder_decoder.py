@@ -22,7 +22,7 @@ class EncoderDecoder(Architecture):
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant, dims, design = self.variant, self.variant.dims, self.variant.design
-    decoder_dims = dataclasses.replace(dims, layers=variant.decoder_layers or dims.layers)
+    decoder_dims = variant.decoder_dims
     deepnorm = deepnorm_weights(dims.layers, decoder_dims.layers)
     encoder = StackBuilder(design, dims, causal=False, deepnorm=deepnorm["encoder"], **options)
     decoder = StackBuilder(design, decoder_dims, causal=True, cross=True, deepnorm=deepnorm["decoder"], **options)

@@ -119,6 +119,8 @@ def test_a_pooler_that_nobody_reads_goes_along(tmp_path):
   [
     ("bert", dict(position_embedding_type="relative_key"), "'position_embedding_type' is 'relative_key'"),
     ("bert", dict(architectures=["BertLMHeadModel"]), "'architectures' is 'BertLMHeadModel'"),
+    ("bart", dict(encoder_attention_heads=3), "'encoder_attention_heads' is 3"),
+    ("bart-heads", dict(decoder_attention_heads=3), "'decoder_attention_heads' is 3"),
     ("bert", dict(tie_word_embeddings=False), "'tie_word_embeddings' is False"),
     ("roberta", dict(hidden_act="relu"), "'hidden_act' is 'relu'"),
     ("electra", dict(summary_type="last"), "'summary_type' is 'last'"),

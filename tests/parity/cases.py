@@ -146,6 +146,12 @@ CASES = {
     BART | dict(encoder_layers=3, scale_embedding=True, activation_function="relu"),
     "encoder_decoder",
   ),
+  "bart-heads": Case(
+    "BartForConditionalGeneration",
+    "BartConfig",
+    BART | dict(decoder_attention_heads=2, decoder_ffn_dim=24),
+    "encoder_decoder",
+  ),
   "mbart": Case("MBartForConditionalGeneration", "MBartConfig", BART, "encoder_decoder"),
   "marian": Case("MarianMTModel", "MarianConfig", BART | MARIAN, "encoder_decoder"),
   "bert": _encoder("ForPreTraining", **NEXT),

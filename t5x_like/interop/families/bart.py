@@ -25,8 +25,11 @@ def build(fields: Fields, names: set[str]):
   heads, mlp = fields.take("encoder_attention_heads"), fields.take("encoder_ffn_dim")
   layers = fields.take("encoder_layers")
   decoder_layers = fields.take("decoder_layers", layers)
-  fields.only("decoder_attention_heads", heads)
-  fields.only("decoder_ffn_dim", mlp)
+  decoder_heads = fields.take("decoder_attention_heads", heads)
+  decoder_mlp = fields.take("decoder_ffn_dim", mlp)
+  for name, count in {"encoder_attention_heads": heads, "decoder_attention_heads": decoder_heads}.items():
+    if D % count:
+      raise fields.refusal(name, count, f"a divisor of d_model, {D}")
   fields.only("num_hidden_layers", layers)
   fields.only("share_encoder_decoder_embeddings", True)
   fields.only("decoder_vocab_size", fields.values.get("vocab_size"))
@@ -69,7 +72,16 @@ def build(fields: Fields, names: set[str]):
   tokens = Tokens(pad, eos if start is None else start, eos)
   dims = Dims(D, heads, heads, D // heads, mlp, layers)
   vocab_size = fields.take("vocab_size")
-  return model, {"variant": Variant(dims, design, vocab_size, tokens, decoder_layers=decoder_layers)}
+  variant = Variant(
+    dims,
+    design,
+    vocab_size,
+    tokens,
+    decoder_layers=decoder_layers,
+    decoder_heads=None if decoder_heads == heads else decoder_heads,
+    decoder_mlp=None if decoder_mlp == mlp else decoder_mlp,
+  )
+  return model, {"variant": variant}
 
 
 def config(model, model_type: str | None) -> dict:
@@ -99,11 +111,11 @@ def config(model, model_type: str | None) -> dict:
     "vocab_size": variant.vocab_size,
     "d_model": dims.embed,
     "encoder_layers": dims.layers,
-    "decoder_layers": variant.decoder_layers or dims.layers,
+    "decoder_layers": variant.decoder_dims.layers,
     "encoder_attention_heads": dims.heads,
-    "decoder_attention_heads": dims.heads,
+    "decoder_attention_heads": variant.decoder_dims.heads,
     "encoder_ffn_dim": dims.mlp,
-    "decoder_ffn_dim": dims.mlp,
+    "decoder_ffn_dim": variant.decoder_dims.mlp,
     "max_position_embeddings": position.get("length", 1024),
     "activation_function": theirs[design.activation],
     "scale_embedding": design.embed_scale,
@@ -126,7 +138,7 @@ def tensors(m: Mapping) -> None:
     m.fused("final_logits_bias", ["head/bias"], split=lambda x: [x[0]], join=lambda xs: xs[0][None])
   if isinstance(m.model, transformer.Model):
     m.ignored += ("embed_positions.weight",)  # sines and cosines
-  for side, layers in (("encoder", variant.dims.layers), ("decoder", variant.decoder_layers or variant.dims.layers)):
+  for side, layers in (("encoder", variant.dims.layers), ("decoder", variant.decoder_dims.layers)):
     if f"{side}_inputs/position/table" in m.names:
       m.copy(f"model.{side}.embed_positions.weight", f"{side}_inputs/position/table")
     if f"{side}_inputs/norm/scale" in m.names:

@@ -83,7 +83,7 @@ def config(model, model_type: str | None) -> dict:
       f"design.experts is {experts!r}; this type supports only one expert per token, as wide as the MLP, by its"
       " probability"
     )
-  decoder_layers = variant.decoder_layers or dims.layers
+  decoder_layers = variant.decoder_dims.layers
   return {
     "architectures": ["SwitchTransformersForConditionalGeneration"],
     "model_type": "switch_transformers",

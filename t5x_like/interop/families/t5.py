@@ -92,6 +92,9 @@ def refuse_others(model, **expected) -> None:
       f"{variant.dims} with shared={variant.shared}, embed={variant.embed}: this type has an encoder of its own, a"
       " table as wide as the stack, and as many key/value heads as heads"
     )
+  sizes = dataclasses.replace(variant.decoder_dims, layers=variant.dims.layers)
+  if sizes != variant.dims:
+    raise UserError(f"{sizes} of the decoder beside {variant.dims}: this type has stacks that differ in layers alone")
 
 
 def config(model, model_type: str | None) -> dict:
@@ -114,7 +117,7 @@ def config(model, model_type: str | None) -> dict:
     "d_kv": dims.head_dim,
     "d_ff": dims.mlp,
     "num_layers": dims.layers,
-    "num_decoder_layers": variant.decoder_layers or dims.layers,
+    "num_decoder_layers": variant.decoder_dims.layers,
     "num_heads": dims.heads,
     "relative_attention_num_buckets": position.get("buckets", 32),
     "relative_attention_max_distance": position.get("max_distance", 128),
@@ -139,7 +142,7 @@ def map_stacks(m: Mapping, feed_forward: Callable) -> None:
   m.copies = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
   m.output("shared.weight")
   m.ignored = ("EncDecAttention.relative_attention_bias.weight",)  # in old files, never used
-  for side, layers in (("encoder", variant.dims.layers), ("decoder", variant.decoder_layers or variant.dims.layers)):
+  for side, layers in (("encoder", variant.dims.layers), ("decoder", variant.decoder_dims.layers)):
     m.norm(f"{side}.final_layer_norm", f"{side}/final_norm")
     if f"{side}/position/table" in m.names:
       m.copy(f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{side}/position/table")
