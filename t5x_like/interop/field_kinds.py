@@ -89,7 +89,8 @@ _SECTIONS = set(_NAMES[dict].split()) - {"id2label", "pretrained_cfg"}
 _COUNTS = set(
   """
   decoder_layers decoder_num_hidden_layers depth depths encoder_layers n_layer n_layers num_decoder_layers num_experts
-  num_hidden_layers num_layers num_local_experts
+  num_hidden_layers num_layers num_local_experts num_hidden_groups
+  inner_group_num
   """.split()
 )
 _UNBOUNDED = set(  # sizes that may exceed every tensor

@@ -1,11 +1,13 @@
 """ALBERT (Lan et al. 2020, https://arxiv.org/abs/1909.11942): BERT with a narrow token table and shared layers.
 
-All layers have the same parameters; token vectors of width 128 are projected to the stack. The second pretraining head
-tells whether two segments are in order (`config.task.swapped`). GELU is in its tanh form, as in the released models;
-sizes are those of the paper's table 1, with the 12 layers of the released xxlarge.
+All layers have the same parameters; a published config may have several groups of layers (`AlbertVariant`). Token
+vectors of width 128 are projected to the stack. The second pretraining head tells whether two segments are in order
+(`config.task.swapped`). GELU is in its tanh form, as in the released models; sizes are those of the paper's table 1,
+with the 12 layers of the released xxlarge.
 """
 
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from flax import nnx
 
@@ -14,14 +16,35 @@ from t5x_like.architectures.encoder import Encoder
 from t5x_like.models import bert
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.shared_stack import SharedStack
+from t5x_like.slots import Positive
 
 DESIGN = replace(bert.DESIGN, activation="gelu_tanh")
 TOKENS = Tokens(pad=0, start=2, eos=3)  # <pad>, [CLS], [SEP]
 
 
-def _albert(embed, mlp, heads, layers) -> Variant:
+@dataclass(frozen=True)
+class AlbertVariant(Variant):
+  """A `Variant` whose layers share their parameters.
+
+  Attributes:
+    groups: number of groups of blocks; each runs for an equal part of the `dims.layers` turns of the stack.
+    inner: number of blocks of a group, which are applied one after another in each turn.
+  """
+
+  groups: Positive = 1
+  inner: Positive = 1
+
+  @property
+  def times(self) -> tuple[int, ...]:
+    """Return the number of turns of each group."""
+    layers = self.dims.layers
+    turns = Counter(int(turn / (layers / self.groups)) for turn in range(layers))  # the released code's rounding
+    return tuple(turns[group] for group in range(self.groups))
+
+
+def _albert(embed, mlp, heads, layers) -> AlbertVariant:
   dims = Dims(embed, heads, heads, embed // heads, mlp, layers)
-  return Variant(dims, DESIGN, 30_000, TOKENS, types=2, embed=128, head="pretraining")
+  return AlbertVariant(dims, DESIGN, 30_000, TOKENS, types=2, embed=128, head="pretraining")
 
 
 VARIANTS = {
@@ -41,7 +64,7 @@ class Model(Encoder):
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant = self.variant
-    self.variant = replace(variant, dims=replace(variant.dims, layers=1))
+    self.variant = replace(variant, dims=replace(variant.dims, layers=variant.groups * variant.inner))
     super().build(rngs, **options)
     self.variant = variant
-    self.encoder = SharedStack(self.encoder, variant.dims.layers)
+    self.encoder = SharedStack(self.encoder, variant.times)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from t5x_like.errors import UserError
 from t5x_like.nn.remat import Remat
 from t5x_like.nn.stack import Stack
 
@@ -18,24 +19,51 @@ def take_over(module: nnx.Module, other: nnx.Module) -> None:
 
 
 class SharedStack(Stack):
-  """A stack of one block, run `times` times; its parameters have a layers axis of length 1.
+  """A stack of a few blocks, in groups of equal size that follow each other; each group runs several times in a row.
 
   Args:
-    stack: the stack of one block, whose parts this one takes over.
-    times: number of layers.
+    stack: the stack of the blocks, in their order, whose parts this one takes over.
+    times: how often each group runs; 0 for a group whose parameters are not used. With one group of one block, all
+      layers have the same parameters.
   """
 
-  def __init__(self, stack: Stack, times: int):
+  def __init__(self, stack: Stack, times: tuple[int, ...]):
     take_over(self, stack)
     self.times = times
 
   def _run(self, blocks: tuple, x_BTD: jax.Array, context, key: jax.Array | None, remat: Remat, cache=None):
-    block, _ = jax.tree.map(lambda leaf: leaf[0], blocks)
-    keys_L = None if key is None else jax.random.split(key, self.times)
-
-    def body(x_BTD, layer):
-      x_BTD, *made = block(x_BTD, dataclasses.replace(context, depth=None), None, layer[1])
-      return x_BTD, made
-
-    x_BTD, (aux_L, cache) = self.over(body, x_BTD, (jnp.arange(self.times), keys_L), remat)
+    if jax.tree.leaves(blocks)[0].shape[0] != self.repeats:
+      raise UserError("config.mesh.stage: layers that share parameters are not split over stages; set it to 1")
+    size = self.repeats // len(self.times)
+    keys_L = None if key is None else jax.random.split(key, sum(self.times) * size)
+    outputs, start = [], 0
+    for group, times in enumerate(self.times):
+      if times == 0:
+        continue
+      keys_NG = None if keys_L is None else keys_L[start : start + times * size].reshape(times, size)
+      places = range(group * size, (group + 1) * size)
+      x_BTD, output = self._repeat(blocks, places, x_BTD, context, keys_NG, times, remat)
+      outputs.append(output)
+      start += times * size
+    aux_L, cache = jax.tree.map(lambda *groups: jnp.concatenate(groups), *outputs)
     return x_BTD, aux_L, cache
+
+  def _repeat(self, blocks: tuple, places: range, x_BTD, context, keys_NG, times: int, remat: Remat):
+    """Run the blocks at some places one after another, several times; return (x, their outputs, one a layer)."""
+    group = [_block(blocks, place) for place in places]
+
+    def body(x_BTD, run):
+      outputs = []
+      for number, block in enumerate(group):
+        layer_key = None if run[1] is None else run[1][number]
+        x_BTD, *output = block(x_BTD, dataclasses.replace(context, depth=None), None, layer_key)
+        outputs.append(output)
+      return x_BTD, jax.tree.map(lambda *layers: jnp.stack(layers), *outputs)
+
+    x_BTD, outputs = self.over(body, x_BTD, (jnp.arange(times), keys_NG), remat)
+    return x_BTD, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
+
+
+def _block(blocks: tuple, place: int) -> nnx.Module:
+  block, _ = jax.tree.map(lambda leaf: leaf[place], blocks)
+  return block

@@ -11,6 +11,7 @@ from flax import nnx
 import more
 import tiny
 from t5x_like.architectures.encoder import Encoder
+from t5x_like.errors import UserError
 from t5x_like.models import albert
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
@@ -42,6 +43,22 @@ def test_shared_layers_are_equal_layers_whose_gradients_add_up(form):
   for name, gradient in found[1].items():
     wanted = expected[1][name].sum(0, keepdims=True) if "blocks" in name else expected[1][name]
     np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5 * largest, err_msg=name)
+
+
+def test_groups_are_not_split_over_stages():
+  variant = dataclasses.replace(VARIANT, groups=3)
+  stack = jax.eval_shape(lambda: albert.Model(nnx.Rngs(params=0), variant=variant)).encoder
+  blocks = jax.tree.map(lambda leaf: leaf.update(shape=(1, *leaf.shape[1:])), (stack.blocks, None))
+  with pytest.raises(UserError, match="config.mesh.stage"):
+    stack._run(blocks, None, None, None, None)
+
+
+@pytest.mark.parametrize(
+  "layers, groups, times", [(12, 1, (12,)), (5, 2, (3, 2)), (12, 5, (3, 2, 3, 2, 2)), (2, 3, (1, 1, 0))]
+)
+def test_groups_run_as_often_as_in_the_released_code(layers, groups, times):
+  variant = dataclasses.replace(VARIANT, dims=dataclasses.replace(VARIANT.dims, layers=layers), groups=groups)
+  assert variant.times == times
 
 
 def test_every_layer_drops_out_by_itself():

@@ -181,6 +181,10 @@ CASES = {
     "ForPreTraining", "Albert", ALBERT, logits="prediction_logits", outputs={"sop_logits": "next_sentence_logits"}
   ),
   "albert-mlm": _encoder("ForMaskedLM", "Albert", ALBERT | dict(hidden_act="gelu")),
+  "albert-groups": _encoder("ForMaskedLM", "Albert", ALBERT | dict(num_hidden_layers=5, num_hidden_groups=2)),
+  "albert-inner": _encoder(
+    "ForMaskedLM", "Albert", ALBERT | dict(num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2)
+  ),
   "albert-classification": _encoder("ForSequenceClassification", "Albert", ALBERT),
   "albert-multiple-choice": _encoder("ForMultipleChoice", "Albert", ALBERT),
   "albert-tokens": _encoder("ForTokenClassification", "Albert", ALBERT),

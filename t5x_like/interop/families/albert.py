@@ -1,4 +1,4 @@
-"""ALBERT, of one group of layers."""
+"""ALBERT."""
 
 import dataclasses
 
@@ -30,8 +30,10 @@ HEADS = (
 
 
 def build(fields: Fields, names: set[str]):
-  fields.only("num_hidden_groups", 1)
-  fields.only("inner_group_num", 1)
+  groups = fields.take("num_hidden_groups", 1)
+  inner = fields.take("inner_group_num", 1)
+  if groups * inner > len(names):
+    raise fields.refusal("inner_group_num", inner, f"{groups} groups of no more layers than the files have tensors")
   fields.ignore("classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
   fields.ignore("layers_to_keep")
   activation = fields.choose("hidden_act", encoders.ACTIVATIONS, "gelu_new")
@@ -40,7 +42,7 @@ def build(fields: Fields, names: set[str]):
   variant = encoders.build(fields, names, base, "Albert", HEADS, activation=activation)
   if table == variant.dims.embed:
     raise fields.refusal("embedding_size", table, f"a table that is not as wide as the stack, {table}")
-  return albert.Model, {"variant": dataclasses.replace(variant, embed=table)}
+  return albert.Model, {"variant": dataclasses.replace(variant, embed=table, groups=groups, inner=inner)}
 
 
 def config(model, model_type: str | None) -> dict:
@@ -48,8 +50,8 @@ def config(model, model_type: str | None) -> dict:
     raise UserError(f"embedding width {model.variant.dims.embed}: albert supports only a table of another width")
   return encoders.config(model, "albert", "Albert", HEADS) | {
     "embedding_size": model.variant.embed,
-    "num_hidden_groups": 1,
-    "inner_group_num": 1,
+    "num_hidden_groups": model.variant.groups,
+    "inner_group_num": model.variant.inner,
     "bos_token_id": model.variant.tokens.start,
     "eos_token_id": model.variant.tokens.eos,
   }
@@ -57,12 +59,15 @@ def config(model, model_type: str | None) -> dict:
 
 def tensors(m: Mapping) -> None:
   body = encoders.embeddings_and_head(m, "albert", HEADS, "encoder.embedding_hidden_mapping_in")
-  theirs, ours = f"{body}encoder.albert_layer_groups.0.albert_layers.0", "encoder/blocks"
-  m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", 0, names=("query", "key", "value", "dense"))
-  m.norm(f"{theirs}.attention.LayerNorm", f"{ours}/self_attention/out_norm", 0)
-  m.linear(f"{theirs}.ffn", f"{ours}/mlp/layer/wi", 0)
-  m.linear(f"{theirs}.ffn_output", f"{ours}/mlp/layer/wo", 0)
-  m.norm(f"{theirs}.full_layer_layer_norm", f"{ours}/mlp/out_norm", 0)
+  names = ("query", "key", "value", "dense")
+  ours, inner = "encoder/blocks", m.model.variant.inner
+  for at in range(m.model.variant.groups * inner):
+    theirs = f"{body}encoder.albert_layer_groups.{at // inner}.albert_layers.{at % inner}"
+    m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", at, names=names)
+    m.norm(f"{theirs}.attention.LayerNorm", f"{ours}/self_attention/out_norm", at)
+    m.linear(f"{theirs}.ffn", f"{ours}/mlp/layer/wi", at)
+    m.linear(f"{theirs}.ffn_output", f"{ours}/mlp/layer/wo", at)
+    m.norm(f"{theirs}.full_layer_layer_norm", f"{ours}/mlp/out_norm", at)
   m.copies = {
     "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
     "predictions.decoder.bias": "predictions.bias",
