@@ -128,7 +128,6 @@ def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
     ("bloom:560m", "apply_residual_connection_post_layernorm", True),
     ("opt:350m", "enable_bias", False),
     ("opt:350m", "layer_norm_elementwise_affine", False),
-    ("falcon:7b", "alibi", True),
     ("falcon:7b", "num_ln_in_parallel_attn", 2),
     ("command_r:command-r", "tie_word_embeddings", False),
     ("mpt:7b", "logit_scale", 0.5),

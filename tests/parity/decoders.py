@@ -255,6 +255,19 @@ MODELS = {
     "FalconConfig",
     FALCON | dict(new_decoder_architecture=True, num_kv_heads=3, num_ln_in_parallel_attn=1, tie_word_embeddings=False),
   ),
+  "falcon-rw": (
+    "FalconForCausalLM",
+    "FalconConfig",
+    FALCON
+    | dict(
+      alibi=True,
+      bias=True,
+      hidden_size=48,  # sixteen heads have slopes that bfloat16 rounds
+      num_attention_heads=16,
+      parallel_attn=False,
+      multi_query=False,
+    ),
+  ),
   "falcon-serial": (
     "FalconForCausalLM",
     "FalconConfig",

@@ -13,10 +13,16 @@ from t5x_like.nn.dims import Dims
 MODEL_TYPES = ("falcon",)
 MODELS = (falcon.Model,)
 BODY_PREFIX = "transformer."
+ALIBI = {"name": "alibi", "falcon": True}
 
 
 def build(fields: Fields, names: set[str]):
-  fields.only("alibi", False)  # its slopes are bfloat16
+  alibi = fields.take("alibi", False)
+  if alibi:
+    fields.ignore("rope_theta", "rope_scaling", "rope_parameters")
+    position = ALIBI
+  else:
+    position = causal.rope(fields)
   fields.ignore(
     "hidden_dropout", "attention_dropout", "max_position_embeddings", "apply_residual_connection_post_layernorm"
   )
@@ -32,7 +38,7 @@ def build(fields: Fields, names: set[str]):
     parallel="two_norms" if norms == 2 else "one_norm" if parallel else "no",
     activation=fields.choose("activation", causal.PLAIN, "gelu"),
     biases=("qkv", "out", "mlp") if fields.take("bias", False) else (),
-    position=causal.rope(fields),
+    position=position,
     tied=fields.take("tie_word_embeddings", True),
   )
   D, heads = fields.take("n_embed", fields.take("hidden_size", 4544)), fields.take("num_attention_heads", 71)
@@ -56,7 +62,11 @@ def config(model, model_type: str | None) -> dict:
     tied=[True, False],
     activation=list(causal.PLAIN.values()),
   )
-  position = causal.position_of(model, "rope", "theta", *causal.SCALINGS)
+  alibi = design.position == ALIBI
+  if alibi:
+    positions = {}
+  else:
+    positions = causal.rope_fields(causal.rope_config(causal.position_of(model, "rope", "theta", *causal.SCALINGS)))
   new = design.parallel == "two_norms" or dims.kv_heads not in (1, dims.heads)
   if new and design.parallel == "no":
     raise UserError(f"{dims.kv_heads} key/value heads for {dims.heads} heads need a design whose layers are parallel")
@@ -75,9 +85,9 @@ def config(model, model_type: str | None) -> dict:
     "num_ln_in_parallel_attn": 2 if design.parallel == "two_norms" else 1,
     "activation": causal.name_of(causal.PLAIN, design.activation),
     "layer_norm_epsilon": design.norm_epsilon,
-    "alibi": False,
+    "alibi": alibi,
     "bias": bool(design.biases),
-    **causal.rope_fields(causal.rope_config(position)),
+    **positions,
     "tie_word_embeddings": design.tied,
     **causal.ids_config(variant.tokens),
   }

@@ -14,20 +14,43 @@ class Alibi(Position):
 
   If the number of heads is not a power of two, the slopes of the next lower power are followed by every second slope of
   the next higher (the paper's code, BLOOM). With `mpt`, all belong to the next higher, every second one first (MPT).
+
+  With `falcon`, the penalty is computed as in Falcon RW's code: slopes, and their products with the position of a key
+  instead of the distance, are rounded to bfloat16, and the products are divided by sqrt(head_dim) afterwards. Softmax
+  is invariant to the difference from the distance, but from position 256 on the rounding is not negligible.
   """
 
   place = "stack"
   biased = True
 
-  def __init__(self, dims: Dims, *, mpt: bool = False):
+  def __init__(self, dims: Dims, *, mpt: bool = False, falcon: bool = False):
     self.slopes = alibi_slopes(dims.heads, mpt=mpt)
+    self.falcon = falcon
+    self.head_dim = dims.head_dim
 
-  def of_distance(self, relative_X: jax.Array) -> jax.Array:
+  def of_distance(self, relative_X: jax.Array) -> jax.Array | None:
+    if self.falcon:
+      return None
     return -jnp.asarray(self.slopes, jnp.float32)[:, None] * jnp.abs(relative_X).astype(jnp.float32)
 
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
+    if self.falcon:
+      return self._of_keys(k_pos_BS, q_pos_BT.shape[1])
     distance_B1TS = jnp.abs(k_pos_BS[:, None, :] - q_pos_BT[:, :, None])[:, None].astype(jnp.float32)
     return -jnp.asarray(self.slopes, jnp.float32)[:, None, None] * distance_B1TS
+
+  def _of_keys(self, k_pos_BS: jax.Array, queries: int) -> jax.Array:
+    """Return Falcon's bias [B, N, T, S], the same for all queries."""
+    slopes_N1 = _rounded(jnp.asarray(self.slopes, jnp.float32)[:, None])
+    positions_B1S = _rounded(k_pos_BS.astype(jnp.float32)[:, None])
+    products_BNS = _rounded(slopes_N1 * positions_B1S)
+    bias_BN1S = (products_BNS / math.sqrt(self.head_dim))[:, :, None]
+    return jnp.broadcast_to(bias_BN1S, (*bias_BN1S.shape[:2], queries, bias_BN1S.shape[3]))
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+  """Round float32 to the nearest bfloat16; compilers may leave out a pair of casts."""
+  return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def alibi_slopes(heads: int, *, mpt: bool = False) -> tuple[float, ...]:

@@ -138,6 +138,16 @@ def test_alibi_slopes_of_other_head_counts():
   assert alibi_slopes(8, mpt=True) == alibi_slopes(8) == tuple(eight)
 
 
+def test_the_alibi_of_falcon_is_rounded_to_bfloat16():
+  """Slopes and products with absolute positions in bfloat16, the sum with the logits divided by sqrt(head_dim)."""
+  k_pos = jnp.asarray([[0, 1, 7, 255, 257, 2047]])
+  bias = np.asarray(jax.jit(Alibi(Dims(64, 16, 16, 4, 128, 1), falcon=True).bias)(POS[:1, :3], k_pos))
+  assert bias.shape == (1, 16, 3, 6) and bias.dtype == np.float32
+  numbers = [np.asarray(x).astype(jnp.bfloat16) for x in (alibi_slopes(16), k_pos[0])]
+  expected = (numbers[0][:, None] * numbers[1]).astype(np.float32) / 2
+  np.testing.assert_array_equal(bias[0], np.broadcast_to(expected[:, None], (16, 3, 6)))
+
+
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_shaw(values, kv_heads):
