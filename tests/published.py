@@ -58,9 +58,9 @@ def word_piece() -> Tokenizer:
   return tokenizer
 
 
-def sentence_piece(**options) -> bytes:
+def sentence_piece(lines: list[str] = LINES, **options) -> bytes:
   model = io.BytesIO()
-  fixed = dict(sentence_iterator=iter(LINES), model_writer=model, minloglevel=2, num_threads=1)
+  fixed = dict(sentence_iterator=iter(lines), model_writer=model, minloglevel=2, num_threads=1)
   sentencepiece.SentencePieceTrainer.train(**fixed, **options)
   return model.getvalue()
 
@@ -80,6 +80,27 @@ def gemma() -> bytes:
 
 def t5() -> bytes:
   return sentence_piece(model_type="unigram", vocab_size=85, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+
+
+def marian(directory: pathlib.Path, **config) -> pathlib.Path:
+  """The directory of a Marian model, as opus-mt has it: models of source and target texts that number no piece.
+
+  Some pieces of the models are missing from `vocab.json`, which has two codes of languages.
+  """
+  directory.mkdir(parents=True, exist_ok=True)
+  lines = {"source": LINES, "target": [line[::-1].upper() for line in LINES]}
+  pieces = ["</s>", "<unk>", ">>fra<<", ">>deu<<"]
+  for side, texts in lines.items():
+    model = sentence_piece(texts, model_type="unigram", vocab_size=85)
+    (directory / f"{side}.spm").write_bytes(model)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces += [processor.id_to_piece(i) for i in range(3, processor.vocab_size() - 4)]
+  pieces = [*dict.fromkeys(pieces), "<pad>"]
+  (directory / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+  (directory / "tokenizer_config.json").write_text(json.dumps({"source_lang": "en", "target_lang": "ROMANCE"} | config))
+  values = {"model_type": "marian", "decoder_start_token_id": len(pieces) - 1, "bos_token_id": 0}
+  (directory / "config.json").write_text(json.dumps(values))
+  return directory
 
 
 IDENTITY = dict(normalization_rule_name="identity", remove_extra_whitespaces=False)

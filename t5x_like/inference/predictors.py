@@ -37,5 +37,6 @@ def predictor(
   else:
     made = generation.Continuation(*given) if template is None else generation.Answer(*given, template)
   made.stops = Stops(ended)
-  made.banned = {tuple(map(int, vocabulary.encode(text))) for word in banned for text in (word, f" {word}")}
+  answers = vocabulary.for_targets() if "encoder_input_tokens" in features else vocabulary
+  made.banned = {tuple(map(int, answers.encode(text))) for word in banned for text in (word, f" {word}")}
   return made

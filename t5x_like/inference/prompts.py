@@ -66,7 +66,7 @@ class Prompts:
   def pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
     """Encode a context and its continuation; an encoder-decoder's is a target: without space before, and with EOS."""
     if self.both:
-      ids = self.encode(continuation.lstrip(), special=False)
+      ids = map(int, self._vocabulary.for_targets().encode(continuation.lstrip()))
       return self.encode(context), [*self._answer, *ids, self._vocabulary.eos_id]
     if self._chat is not None:
       return self.encode(context), self.encode(continuation.lstrip(), special=False)

@@ -11,6 +11,7 @@ file of `kinds/`, imported when a vocabulary of the kind is opened:
   that are in no piece. Text after a sentinel starts a new word.
 - `tokenizer`: a `tokenizer.json` made here with the tokenizers library: WordPiece or byte-level BPE.
 - `published`: the tokenizer of a Hugging Face directory, with the ids of `transformers`.
+- `marian`: the tokenizer of a Marian directory, which has a model for source and one for target texts.
 - `bytes`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for any Unicode text. 125
   sentinels by default, so 384 ids as in the released models' embedding tables. (Those models were pretrained with the
   last bytes, ids 258, 257, ..., as sentinels, which their directories give; by the name `bytes` they are separate.)

@@ -59,6 +59,11 @@ class Vocabulary(Protocol):
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Encode each text as an int32 array [length]."""
 
+  def for_targets(self) -> "Vocabulary":
+    """Return the vocabulary, with the same ids, that encodes the texts of an encoder-decoder's decoder: itself, unless
+    source and target texts have models of their own (Marian)."""
+    return self
+
   def decode(self, ids: Sequence[int]) -> str:
     """Decode ids: drop pad, EOS, BOS, CLS and SEP, spell sentinel i as `<extra_id_i>` and the mask as its piece.
 

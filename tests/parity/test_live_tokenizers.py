@@ -61,6 +61,26 @@ def test_the_files_of_the_first_models(tmp_path, kind):
   check(published.write(tmp_path, kind))
 
 
+def check_marian(path) -> None:
+  theirs, ours = AutoTokenizer.from_pretrained(str(path)), vocabularies.load(str(path))
+  for text in [*texts(), *(f">>fra<<{text}" for text in texts()), ">>xyz<< fox", "a >>deu<< fox", ">> fox"]:
+    assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids, repr(text)
+    ids = theirs(text_target=text, add_special_tokens=False).input_ids
+    assert ours.for_targets().encode(text) == ids, repr(text)
+    ids = [i for i in ids if i not in (ours.pad_id, ours.eos_id)]
+    assert ours.decode(ids) == theirs.decode(ids), repr(text)
+  assert ours.around() == ([], theirs("").input_ids)
+  assert (ours.pad_id, ours.eos_id, ours.unk_id) == (theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id)
+
+
+@pytest.mark.parametrize("options", [{}, {"split_special_tokens": True}])
+def test_marian_with_its_two_models(tmp_path, options):
+  check_marian(published.marian(tmp_path / "files", **options))
+  AutoTokenizer.from_pretrained(str(tmp_path / "files")).save_pretrained(str(tmp_path / "saved"))
+  (tmp_path / "saved" / "config.json").write_bytes((tmp_path / "files" / "config.json").read_bytes())
+  check_marian(tmp_path / "saved")
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_what_the_library_saves(tmp_path, kind):
   check(saved(tmp_path, kind))

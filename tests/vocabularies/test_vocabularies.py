@@ -217,7 +217,7 @@ DAMAGE = {
   "another format": (edit(format="v9"), "found format 'v9'"),
   "another kind": (
     edit(kind="wordpiece"),
-    "found kind 'wordpiece', expected one of bytes, labels, published, sentencepiece, tokenizer",
+    "found kind 'wordpiece', expected one of bytes, labels, marian, published, sentencepiece, tokenizer",
   ),
   "a private kind": (edit(kind="_pipelines"), "found kind '_pipelines', expected one of bytes"),
   "no name of a kind": (edit(kind=["bytes"]), "expected one of bytes"),

@@ -103,8 +103,12 @@ def task(
   begin = np.array([] if decoder else vocabularies.opening(vocabulary), np.int32)
   limits = (inputs_length,) if decoder else (inputs_length, inputs_length if targets_length is None else targets_length)
 
+  encoders = {"inputs": vocabulary, "targets": vocabulary if decoder else vocabulary.for_targets()}
+
   def encoded(name, text):
-    return vocabularies.encode_sentinels(vocabulary, text) if templates[name].marked else vocabulary.encode(text)
+    if templates[name].marked:
+      return vocabularies.encode_sentinels(encoders[name], text)
+    return encoders[name].encode(text)
 
   def view(record, where, _):
     gaps = {"inputs": source.gaps, "targets": False}

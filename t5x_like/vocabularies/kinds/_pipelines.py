@@ -258,9 +258,8 @@ PIPELINES: dict[str, Callable[[Pieces, dict[str, Any]], dict[str, Any]]] = {
   "T5Tokenizer": _t5,
   "BertTokenizer": _bert,
 }
-# Classes that `transformers` runs as Python, with rules that no `tokenizer.json` holds: Marian's pieces have other ids
-# than in its two SentencePiece models, and XLM cuts words by Moses and other programs.
-PYTHON = ("MarianTokenizer", "XLMTokenizer")
+# Classes that `transformers` runs as Python, with rules that are not read here. XLM cuts words by Moses and others.
+PYTHON = ("XLMTokenizer",)
 FROM_SENTENCE_PIECE = ("LlamaTokenizer", "GemmaTokenizer", "T5Tokenizer")
 SAME = {"BartTokenizer": "RobertaTokenizer", "ElectraTokenizer": "BertTokenizer", "MT5Tokenizer": "T5Tokenizer"}
 OF_MODELS = {

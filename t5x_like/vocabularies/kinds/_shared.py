@@ -15,6 +15,7 @@ from t5x_like.vocabularies.protocol import SPECIAL, Vocabulary
 T5_EXTRA_IDS = 100
 BYT5_EXTRA_IDS = 125
 MOST_EXTRA_IDS = 2**18
+BROUGHT = "huggingface."  # prefix of the names of original files in a directory written here
 FILES = (  # of published tokenizers
   *MAIN,
   CONFIG,

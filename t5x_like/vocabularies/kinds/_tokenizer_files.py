@@ -62,7 +62,7 @@ _ADDED = "an object from ids to tokens, objects with 'content' and flags", _are_
 _LISTED = "a list of tokens, objects with 'id', 'content' and flags", _are_listed
 _BOOLS = (
   "add_bos_token add_eos_token add_prefix_space do_lower_case legacy split_special_tokens strip_accents "
-  "tokenize_chinese_chars"
+  "tokenize_chinese_chars separate_vocabs"
 )
 _KINDS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
   TOKENIZER: dict.fromkeys(("model", "normalizer", "pre_tokenizer", "decoder", "post_processor"), _OBJECT)
@@ -86,7 +86,12 @@ def read(directory: Place, name: str) -> dict[str, Any] | None:
   path = directory / name
   if not path.exists():
     return None
-  found = checked_json.parsed(vocabularies.read(path), dict, str(path), "the file of a tokenizer; copy it again")
+  return parsed(vocabularies.read(path), str(path), name)
+
+
+def parsed(data: bytes, path: str, name: str) -> dict[str, Any]:
+  """Return the JSON object in the content of the file `name` of a tokenizer; raise as `read`, naming the path."""
+  found = checked_json.parsed(data, dict, path, "the file of a tokenizer; copy it again")
   for key, value in found.items():
     words, fits = _EVERY.get(name) or _KINDS.get(name, {}).get(key) or ("", None)
     negative = name == MODEL_CONFIG and value == -1  # which means none

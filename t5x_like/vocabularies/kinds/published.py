@@ -12,7 +12,6 @@ The library itself is not used: with the protobuf that TensorFlow needs, it cann
 import dataclasses
 import hashlib
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 import t5x_like.vocabularies.kinds._shared as shared
@@ -26,6 +25,8 @@ from t5x_like.vocabularies import CONFIG, SENTENCE_PIECE, TOKENIZER
 from t5x_like.vocabularies.kinds import _growth as growth
 from t5x_like.vocabularies.kinds import _pipelines as pipelines
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
+from t5x_like.vocabularies.kinds import marian
+from t5x_like.vocabularies.kinds._facts import Facts, find_facts
 from t5x_like.vocabularies.kinds._pipelines import text_of
 from t5x_like.vocabularies.kinds._tokenizer_files import ADDED, FLAGS, MODEL_CONFIG, NAMES, SPECIAL, VOCABULARY
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
@@ -35,34 +36,6 @@ if TYPE_CHECKING:
   import tokenizers
 
 KIND = "published"
-BROUGHT = "huggingface."  # prefix of the names of the original files
-SPELLINGS = {  # used if no file names them
-  "bos": ("<s>", "<bos>", "<|startoftext|>", "<|begin_of_text|>", "<|endoftext|>"),
-  "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[EOS]"),
-  "unk": ("<unk>", "[UNK]"),
-  "sep": ("[SEP]", "<sep>"),
-  "pad": ("<pad>", "[PAD]"),
-  "cls": ("[CLS]", "<cls>"),
-  "mask": ("[MASK]", "<mask>"),
-}
-SENTINELS = ("<extra_id_{}>", "\u2581<extra_id_{}>")
-ENDS_FIRST = ("bart", "mbart")  # model types whose decoder starts with EOS if their config does not say
-
-
-@dataclasses.dataclass(frozen=True)
-class Facts:
-  """Ids decided by files beside the `tokenizer.json`, see `protocol.Vocabulary`; EOS must not be None."""
-
-  pad_id: int | None
-  eos_id: int
-  unk_id: int
-  bos_id: int | None
-  mask_id: int | None
-  cls_id: int | None
-  sep_id: int | None
-  decoder_start_id: int
-  sentinels: tuple[int, ...]
-  specials_in_text: bool
 
 
 class PublishedVocabulary(TokenizerVocabulary):
@@ -94,7 +67,7 @@ class PublishedVocabulary(TokenizerVocabulary):
     self.fingerprint = hashlib.sha256(f"{KIND}\n{content}\n".encode() + model).hexdigest()
 
   def save(self, directory) -> None:
-    brought = {BROUGHT + name: data for name, data in self.brought.items()}
+    brought = {shared.BROUGHT + name: data for name, data in self.brought.items()}
     shared.save(directory, KIND, self, {TOKENIZER: self.model, **brought}, published=dataclasses.asdict(self._facts))
 
   def exported(self) -> dict[str, bytes]:
@@ -170,20 +143,20 @@ def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
   facts = Facts(**slots.fill(f"{where}: published", manifest.get("published"), Facts))
   if not isinstance(files, dict):
     raise UserError(f"{where}: found {kind_of(files)} in 'files', expected an object; copy the directory again")
-  brought = [name for name in files if name.startswith(BROUGHT)]
-  if BROUGHT + TOKENIZER in brought:
-    growth.check(described_by(vocabularies.read(directory / (BROUGHT + TOKENIZER))), where)
+  brought = [name for name in files if name.startswith(shared.BROUGHT)]
+  if shared.BROUGHT + TOKENIZER in brought:
+    growth.check(described_by(vocabularies.read(directory / (shared.BROUGHT + TOKENIZER))), where)
   for name in brought:
-    file_names.check(f"{where}: files", name.removeprefix(BROUGHT), "copy the vocabulary again")
+    file_names.check(f"{where}: files", name.removeprefix(shared.BROUGHT), "copy the vocabulary again")
   return PublishedVocabulary(
     vocabularies.read(directory / TOKENIZER),
     facts,
-    {name.removeprefix(BROUGHT): vocabularies.read(directory / name) for name in brought},
+    {name.removeprefix(shared.BROUGHT): vocabularies.read(directory / name) for name in brought},
     str(directory / TOKENIZER),
   )
 
 
-def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary | ByteVocabulary:
+def read(directory: Place, sentinels: str | None = None) -> protocol.Vocabulary:
   """Read a directory.
 
   Args:
@@ -198,6 +171,8 @@ def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
   name = pipelines.class_of(config, model_config, file)
   if name == "ByT5Tokenizer":
     return ByteVocabulary(own=False)
+  if file is None and name == "MarianTokenizer":
+    return marian.read(directory, sentinels)
   where = f"vocabulary {directory}"
   legacy = config.get("added_tokens_decoder") is None
   if legacy:
@@ -238,7 +213,7 @@ def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
     if described["model"].get("type") == "Unigram":
       pipelines.check_lengths((piece for piece, _ in described["model"]["vocab"]), where)
     described, ids = _with_added(described, added, named, [*own, *extra], _vectors(model_config))
-  facts = _facts(
+  facts = find_facts(
     where, ids, {n: text_of(token) for n, token in named.items() if token}, model_config, config, sentinels
   )
   model = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
@@ -253,62 +228,6 @@ def python_class(directory: Place) -> str | None:
   config = tokenizer_files.read(directory, CONFIG) or {}
   name = pipelines.class_of(config, tokenizer_files.read(directory, MODEL_CONFIG) or {}, None)
   return name if name in pipelines.PYTHON else None
-
-
-def _facts(where: str, ids: dict[str, int], named: dict[str, str], model_config: dict, config: dict, pattern) -> Facts:
-  """Determine the special ids: as named, else from `config.json`, else by their usual spellings."""
-  size = max(ids.values()) + 1
-  found = {}
-  for name in NAMES:
-    other = model_config.get(f"{name}_token_id")
-    other = other[0] if isinstance(other, list) and other else other
-    spelled = next((ids[s] for s in SPELLINGS[name] if s in ids), None) if not named else None
-    fits = isinstance(other, int) and 0 <= other < size
-    found[name] = ids.get(named[name]) if name in named else other if fits else spelled
-  eos = found["eos"] if found["eos"] is not None else found["sep"]
-  if eos is None:
-    raise UserError(
-      f"{where}: found no end of text, expected eos_token or sep_token in {CONFIG}, or eos_token_id in {MODEL_CONFIG}"
-    )
-  start = model_config.get("decoder_start_token_id")
-  if start is None:
-    start = eos if model_config.get("model_type") in ENDS_FIRST or found["pad"] is None else found["pad"]
-  others = {eos, *(i for name, i in found.items() if name != "pad")}
-  return Facts(
-    pad_id=None
-    if found["pad"] in others
-    else found["pad"],  # a piece that also stands for something else is not padding
-    eos_id=eos,
-    unk_id=eos if found["unk"] is None else found["unk"],
-    bos_id=found["bos"],
-    mask_id=found["mask"],
-    cls_id=found["cls"],
-    sep_id=found["sep"],
-    decoder_start_id=start,
-    sentinels=_sentinels(where, ids, pattern),
-    specials_in_text=not config.get("split_special_tokens", False),
-  )
-
-
-def _sentinels(where: str, ids: dict[str, int], pattern: str | None) -> tuple[int, ...]:
-  """Return the ids of a pattern's pieces, numbered from 0 (or from 1, if 0 is missing) up to the first gap."""
-  if pattern is not None and pattern.count("{}") != 1:
-    raise UserError(f"--sentinels={pattern}: expected a pattern with {{}} where the number stands, as '<unused{{}}>'")
-  for form in SENTINELS if pattern is None else (pattern,):
-    first = 0 if form.format(0) in ids else 1
-    found = []
-    while (piece := form.format(first + len(found))) in ids:
-      found.append(ids[piece])
-    if found:
-      return tuple(found)
-  if pattern is not None:
-    known = {re.sub("[0-9]+", "{}", piece, count=1) for piece in ids if re.fullmatch(r"\W*[a-z_|]+[0-9]+\W*", piece)}
-    raise UserError(f"{where}: found no piece {pattern.format(0)!r}, expected one{_such(known)}")
-  return ()
-
-
-def _such(known: set[str]) -> str:
-  return f"; there are {', '.join(sorted(known)[:8])}" if known else ""
 
 
 def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pieces:

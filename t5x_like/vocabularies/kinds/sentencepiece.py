@@ -137,7 +137,8 @@ def read(path: Place) -> SentencePieceVocabulary:
   return SentencePieceVocabulary(vocabularies.read(path), T5_EXTRA_IDS, origin=f"vocabulary {path}")
 
 
-def _processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcessor:
+def open_processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcessor:
+  """Open a SentencePiece model; raise UserError if the bytes are none, or one that makes a text too long."""
   processor = sentencepiece.SentencePieceProcessor()
   try:
     processor.LoadFromSerializedProto(model)
@@ -149,6 +150,12 @@ def _processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcesso
     ) from None
   for charsmap in tables:
     growth.check_charsmap(charsmap, origin)
+  return processor
+
+
+def _processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcessor:
+  """Open a model whose pad, eos and unk ids are 0, 1 and 2, without sentinels; see `SentencePieceVocabulary`."""
+  processor = open_processor(model, origin)
   found = {"pad": processor.pad_id(), "eos": processor.eos_id(), "unk": processor.unk_id()}
   expected = {"pad": PAD_ID, "eos": EOS_ID, "unk": UNK_ID}
   for name, expected_id in expected.items():

@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 import tokenizers
 
+import published
 import tiny
 from t5x_like import vocabularies
 from t5x_like.architectures.design import Variant
@@ -48,6 +49,18 @@ def build(tmp_path, path, **changes):
     | changes
   )
   return task.build("text_to_text", "train", **arguments)
+
+
+def test_targets_are_encoded_by_the_model_of_targets(tmp_path, tsv):
+  directory = published.marian(tmp_path / "marian")
+  built = build(tmp_path, tsv, vocabulary=str(directory), targets="{target} FOX", packed=False)
+  vocabulary = vocabularies.load(str(directory))
+  row = epoch(built)
+  inputs = {tuple(x[x != vocabulary.pad_id]) for x in row["encoder_input_tokens"]}
+  targets = {tuple(x[: int(w.sum())]) for x, w in zip(row["decoder_target_tokens"], row["decoder_loss_weights"])}
+  assert inputs == {(*vocabulary.encode(f"say: {source}"), 0) for source, _ in PAIRS}
+  assert targets == {(*vocabulary.for_targets().encode(f"{target} FOX"), 0) for _, target in PAIRS}
+  assert targets != {(*vocabulary.encode(f"{target} FOX"), 0) for _, target in PAIRS}
 
 
 def epoch(built, batch_size=4, seed=1, start=0):

@@ -271,17 +271,15 @@ def test_words_and_special_ids_of_missing_pieces(loaded):
   assert np.array_equal(loaded["t5"].sentinels, np.arange(loaded["t5"].size - 1, loaded["t5"].size - 101, -1))
 
 
-@pytest.mark.parametrize("kind, name", [("marian", "MarianTokenizer"), ("xlm", "XLMTokenizer")])
 @pytest.mark.parametrize("named", [True, False])
-def test_a_class_that_is_a_program_is_refused_and_its_weights_can_be_taken(kind, name, named, tmp_path, monkeypatch):
+def test_a_class_that_is_a_program_is_refused_and_its_weights_can_be_taken(named, tmp_path, monkeypatch):
   """As `save_pretrained` of the library writes them, or older files, whose model type tells the class."""
   (tmp_path / "vocab.json").write_text('{"</s>": 0, "<unk>": 1, "a</w>": 2, "<pad>": 3}')
   (tmp_path / "merges.txt").write_text("")
-  (tmp_path / "source.spm").write_bytes(published.t5())
-  (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+  (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlm"}))
   if named:
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-  with pytest.raises(UserError, match=f"found a {name}, .* tools.convert_hf takes the weights") as refusal:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "XLMTokenizer"}))
+  with pytest.raises(UserError, match="found a XLMTokenizer, .* tools.convert_hf takes the weights") as refusal:
     vocabularies.load(str(tmp_path))
   assert "save_pretrained" not in str(refusal.value)
   vocabulary = vocabularies.load("bytes")

@@ -1,0 +1,116 @@
+"""Marian's tokenizers against their SentencePiece models; `tests/parity` compares them with `transformers`."""
+
+import json
+
+import pytest
+import sentencepiece
+
+import published
+from t5x_like import vocabularies
+from t5x_like.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+  return published.marian(tmp_path_factory.mktemp("marian") / "files")
+
+
+def numbered(directory, side, text):
+  """The ids of a text without special pieces, by the definition."""
+  ids = json.loads((directory / "vocab.json").read_text())
+  processor = sentencepiece.SentencePieceProcessor(model_file=str(directory / f"{side}.spm"))
+  return [ids.get(piece, ids["<unk>"]) for piece in processor.encode(text, out_type=str)]
+
+
+def test_each_side_has_its_model_and_both_have_the_same_ids(directory):
+  vocabulary = vocabularies.load(str(directory))
+  plain = [text for text in published.HOSTILE if "</s>" not in text and "<pad>" not in text]
+  for text in [*plain, "XOF NWORB", "the quick brown fox"]:
+    assert vocabulary.encode(text) == numbered(directory, "source", text)
+    assert vocabulary.for_targets().encode(text) == numbered(directory, "target", text)
+  assert vocabulary.encode("the quick brown fox") != vocabulary.for_targets().encode("the quick brown fox")
+  assert vocabulary.unk_id in vocabulary.encode("世 £")
+  assert vocabulary.decode(vocabulary.for_targets().encode("XOF NWORB")) == "XOF NWORB"
+  assert (vocabulary.eos_id, vocabulary.unk_id, vocabulary.pad_id) == (0, 1, vocabulary.size - 1)
+  assert vocabulary.decoder_start_id == vocabulary.pad_id and vocabulary.around() == ([], [0])
+
+
+def test_pieces_that_older_files_add_are_special(directory, tmp_path):
+  for file in directory.iterdir():
+    (tmp_path / file.name).write_bytes(file.read_bytes())
+  (tmp_path / "added_tokens.json").write_text('{">>fra<<": 2}')
+  vocabulary = vocabularies.load(str(tmp_path))
+  the, fox = (numbered(directory, "source", text) for text in ("the ", " fox"))
+  assert vocabulary.encode("the >>fra<< fox") == [*the, 2, *fox]
+
+
+def test_words_begin_at_the_mark_of_a_space(directory):
+  vocabulary = vocabularies.load(str(directory))
+  for encoder, text in ((vocabulary, "the quick brown fox"), (vocabulary.for_targets(), "XOF NWORB KCIUQ EHT")):
+    ids = encoder.encode(text)
+    assert vocabulary.starts_word[ids].sum() == 4
+    assert b"".join(vocabulary.bytes_of(ids)).decode() == f" {text}"
+  assert vocabulary.bytes_of([vocabulary.eos_id, vocabulary.unk_id]) == [b"", "\ufffd".encode()]
+
+
+def test_special_pieces_and_codes_of_languages_are_pieces(directory):
+  vocabulary = vocabularies.load(str(directory))
+  the, fox = (numbered(directory, "source", text) for text in ("the ", " fox"))
+  assert vocabulary.encode("the </s> fox") == [*the, 0, *fox]
+  assert vocabulary.encode(">>deu<< fox") == [3, *fox]
+  assert vocabulary.encode(">>xyz<< fox") == [1, *fox]
+  assert vocabulary.encode("the >>deu<<") == numbered(directory, "source", "the >>deu<<")
+  text_only = vocabulary.with_text_only()
+  assert text_only.encode("the </s> fox") == numbered(directory, "source", "the </s> fox")
+  assert not text_only.specials_in_text and text_only.fingerprint != vocabulary.fingerprint
+
+
+def test_a_saved_vocabulary_is_the_same_and_brings_its_files(directory, tmp_path):
+  vocabulary = vocabularies.load(str(directory))
+  vocabulary.save(tmp_path)
+  again = vocabularies.load(str(tmp_path))
+  assert again.fingerprint == vocabulary.fingerprint
+  assert again.for_targets().encode("XOF") == vocabulary.for_targets().encode("XOF")
+  files = ("source.spm", "target.spm", "vocab.json", "tokenizer_config.json")
+  assert again.exported() == {name: (directory / name).read_bytes() for name in files}
+
+
+@pytest.mark.parametrize(
+  "name, content, message",
+  [
+    ("target.spm", None, "found no target.spm, expected it beside"),
+    ("source.spm", b"\xff", "source.spm: found 1 bytes that are not a SentencePiece model"),
+    ("vocab.json", b'{"</s>": 0, "<unk>": 1, "<pad>": 99}', "vocab.json: found 3 pieces with ids up to 99"),
+    ("vocab.json", b'{"</s>": 0, "<unk>": 1}', "found the special piece '<pad>', expected only pieces of vocab.json"),
+    ("vocab.json", b'{"</s>": 0, "<unk>": 1, "<pad>": 2, "a": null}', "vocab.json: found 4 pieces with ids up to 2"),
+    ("vocab.json", b'{"</s>": -1}', "expected an id from 0 to"),
+    (
+      "tokenizer_config.json",
+      b'{"added_tokens_decoder": {"7": {"content": "<unk>"}}}',
+      "found the added piece '<unk>' with id 7, expected its id in vocab.json",
+    ),
+    ("added_tokens.json", b'{"</s>": null}', "found the added piece '</s>' with id None"),
+    ("added_tokens.json", b'{"<sep>": 500}', "found the added piece '<sep>' with id 500"),
+    ("tokenizer_config.json", b'{"separate_vocabs": true}', "found True for 'separate_vocabs', expected none"),
+    (
+      "tokenizer_config.json",
+      b'{"sp_model_kwargs": {"enable_sampling": true}}',
+      "for 'sp_model_kwargs', expected none",
+    ),
+    (
+      "tokenizer_config.json",
+      b'{"eos_token": {"content": "</s>", "lstrip": true}}',
+      "found the special piece '</s>' with 'lstrip', which is not read here",
+    ),
+  ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(directory, tmp_path, name, content, message):
+  for file in directory.iterdir():
+    (tmp_path / file.name).write_bytes(file.read_bytes())
+  if content is None:
+    (tmp_path / name).unlink()
+  else:
+    (tmp_path / name).write_bytes(content)
+  with pytest.raises(UserError, match=message) as refusal:
+    vocabularies.load(str(tmp_path))
+  assert "\n" not in str(refusal.value)
