@@ -8,7 +8,7 @@ import pytest
 
 import code_shape
 
-BOUNDS = {"tokens": 575_000, "tokens a line": 7.47, "vague names in percent": 6.35, "core modules": 182, "circles": 9}
+BOUNDS = {"tokens": 578_000, "tokens a line": 7.47, "vague names in percent": 6.35, "core modules": 182, "circles": 9}
 
 
 @pytest.fixture(scope="module")
