@@ -29,6 +29,7 @@ def place(tmp_path_factory, compiled):
   return root
 
 
+@pytest.mark.more
 def test_the_same_command_continues_to_the_same_table(place, capsys):
   flags = [f"--data={place}/data", f"--output={place}/out", f"--model={place}", "--max_steps=2"]
   assert encoder_table.main([*flags, "--only=cola,rte"]) == 0, capsys.readouterr().err

@@ -84,6 +84,7 @@ def test_the_page_says_how_far_off_the_prediction_was():
   assert html.count("<svg") == 2 and "off by +10.00%" in html
 
 
+@pytest.mark.more
 @pytest.mark.runs
 def test_a_ladder_predicts_checks_and_trains_nothing_twice(tmp_path, capsys, monkeypatch):
   flags = ["--config=configs/gpt/my_text.py", "--sizes=32x1,64x1,96x1", "--predict=128x1", "--steps=2", "--check=once"]

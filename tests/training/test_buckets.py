@@ -53,6 +53,7 @@ def test_both_sides_of_an_encoder_decoder_are_cut_to_the_same_share(inputs, targ
     assert all(x.shape[1] == shape[name.startswith("decoder")] for name, x in found.items())
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("compiled", "one_device")
 def test_a_run_of_cut_batches_has_the_losses_of_whole_ones_and_resumes(tmp_path, capsys):
   """Batches of 4 rows of 10 to 60 bytes; with dropout the resumed run has the same bits."""
