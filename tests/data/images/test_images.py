@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import os
 import zipfile
 
 import numpy as np
@@ -330,12 +329,3 @@ def test_bad_arguments_are_one_line(tmp_path):
   (tmp_path / "pictures" / "a" / "x.png").write_bytes(b"?")
   with pytest.raises(UserError, match="found 0 images, 1 records skipped .not a readable image., expected at least"):
     built(source, tmp_path)
-
-
-def test_an_image_path_of_a_device_or_pipe_is_skipped(tmp_path):
-  """Reading them has no end."""
-  os.mkfifo(tmp_path / "pipe.png")
-  (tmp_path / "zero.png").symlink_to("/dev/zero")
-  names = ("pipe.png", "zero.png", "no.png")
-  reasons = [store._bytes({"image": name}, "image", "here", str(tmp_path)).reason for name in names]
-  assert reasons == ["a pipe instead of an image", "a device instead of an image", "image file not found"]
