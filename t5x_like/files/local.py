@@ -26,10 +26,15 @@ class Irregular(OSError):
   """A pipe, device, socket or circle of links stands where a file is expected: reading it could wait for ever."""
 
 
+def irregular_kind(path) -> str | None:
+  """Return "a pipe", "a device" or "a socket" if a path leads to one, None otherwise; raise OSError for no file."""
+  return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+
+
 def check(path) -> None:
   """Raise Irregular if a path leads to a pipe, device or socket, or to itself, and OSError if it leads nowhere."""
   try:
-    kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    kind = irregular_kind(path)
   except OSError as error:
     if error.errno != errno.ELOOP:
       raise

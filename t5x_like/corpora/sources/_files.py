@@ -5,13 +5,12 @@ import codecs
 import itertools
 import os
 import re
-import stat
 from collections.abc import Iterator
 from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, Source, _compression, check_split, text_of
 from t5x_like.errors import UserError, one_line
-from t5x_like.files import globs
+from t5x_like.files import globs, local
 from t5x_like.files.places import is_remote, place
 
 LONGEST = 2**27  # maximum bytes of a line, or of a file that is one text; longer texts are skipped and counted
@@ -117,19 +116,19 @@ class FileSource(Source):
     return {"form": self.format, "splits": splits}
 
 
-def other_kind(path: str) -> str | None:
-  """Return what a path on disk is if reading it might never end: a device, a pipe or a socket; else None."""
+def irregular_kind(path: str) -> str | None:
+  """Return "a pipe", "a device" or "a socket" if a path on disk is one, whose reading might never end; else None."""
+  if is_remote(path):
+    return None
   try:
-    mode = 0 if is_remote(path) else os.stat(path).st_mode
+    return local.irregular_kind(path)
   except (OSError, ValueError):  # which opening it tells better
     return None
-  kinds = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
-  return next((name for is_kind, name in kinds.items() if is_kind(mode)), None)
 
 
 def bytes_of(path: str) -> bytes:
   """Return the bytes of a file; raise UserError if it cannot be read, or is a device or a pipe."""
-  if kind := other_kind(path):
+  if kind := irregular_kind(path):
     raise UserError(f"{path}: found {kind}, expected a file")
   try:
     with place(path).open("rb") as file:

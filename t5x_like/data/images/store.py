@@ -23,7 +23,7 @@ from t5x_like import trust
 from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import Batch, Made, skips
 from t5x_like.corpora.sources import Record, Skip, Source, value
-from t5x_like.corpora.sources._files import FileSource, other_kind
+from t5x_like.corpora.sources._files import FileSource, irregular_kind
 from t5x_like.data import prepared
 from t5x_like.data.images.checking import checked
 from t5x_like.data.images.pictures import ANNOTATED
@@ -244,7 +244,7 @@ def _bytes(record: Record | Skip, field: str, where: str, folder: str, directori
   if isinstance(found, str):
     path = _path(found, field, where, folder, directories)
     try:
-      if kind := other_kind(path):
+      if kind := irregular_kind(path):
         return Skip(f"{kind} instead of an image")
       with place(path).open("rb") as file:
         return file.read()
